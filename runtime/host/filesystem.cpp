@@ -36,11 +36,10 @@ constexpr std::array<std::string_view, 11> kNetworkFuse{"sshfs",   "glusterfs", 
 
 std::optional<std::string> network_filesystem(long type, std::string_view name) {
   const auto number = static_cast<std::uint32_t>(type);
-  for (const Kind& kind : kNetwork) {
-    if (kind.type == number) return kind.name;
-  }
+  const auto* const known = std::ranges::find(kNetwork, number, &Kind::type);
+  if (known != std::end(kNetwork)) return known->name;
   if (number != kFuse || !name.starts_with("fuse.")) return std::nullopt;
-  const bool network = std::find(kNetworkFuse.begin(), kNetworkFuse.end(), name.substr(5)) != kNetworkFuse.end();
+  const bool network = std::ranges::find(kNetworkFuse, name.substr(5)) != kNetworkFuse.end();
   return network ? std::optional<std::string>(name) : std::nullopt;
 }
 

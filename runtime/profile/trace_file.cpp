@@ -63,8 +63,7 @@ std::string arguments_of(std::int64_t batch, const CollectiveRecord& c, const st
 
 std::vector<PlacedCollective> write_collectives(const TraceLog& log, const TraceEventSink& sink, Events& events) {
   auto collectives = log.collectives();
-  std::sort(collectives.begin(), collectives.end(),
-            [](const auto& a, const auto& b) { return a.second.started_ns < b.second.started_ns; });
+  std::ranges::sort(collectives, {}, [](const auto& collective) { return collective.second.started_ns; });
   std::vector<PlacedCollective> placed;
   // Collectives that run at the same time are on separate tracks: slices of one track must not overlap.
   std::vector<std::int64_t> busy_until;

@@ -287,18 +287,16 @@ void Monitor::report_errors() {
   // Reports to one rank, the first connected one: one warning is enough for a host.
   std::vector<RankConnection*> here;
   for (RankConnection& connection : connections_) here.push_back(&connection);
-  std::sort(here.begin(), here.end(), [](const auto* a, const auto* b) { return a->rank() < b->rank(); });
-  reported_ =
-      std::any_of(here.begin(), here.end(), [&](RankConnection* connection) { return connection->report(*error); });
+  std::ranges::sort(here, {}, &RankConnection::rank);
+  reported_ = std::ranges::any_of(here, [&](RankConnection* connection) { return connection->report(*error); });
 }
 
 bool Monitor::any_rank_connected() const {
-  return std::any_of(connections_.begin(), connections_.end(), [](const RankConnection& c) { return c.introduced(); });
+  return std::ranges::any_of(connections_, &RankConnection::introduced);
 }
 
 bool Monitor::is_connected(int rank) const {
-  return std::any_of(connections_.begin(), connections_.end(),
-                     [rank](const RankConnection& c) { return c.introduced() && c.rank() == rank; });
+  return std::ranges::any_of(connections_, [=](const auto& c) { return c.introduced() && c.rank() == rank; });
 }
 
 const char* Monitor::reason_to_end() {
