@@ -183,8 +183,7 @@ bool HierarchicalCore::advance() {
       if (!begun && work.operation_.begun()) work.timing_.started = now();
     }
   } catch (const std::exception& error) {
-    const bool own =
-        std::any_of(pending_.begin(), pending_.end(), [](const Shared& work) { return work->operation_.differs(); });
+    const bool own = std::ranges::any_of(pending_, [](const Shared& work) { return work->operation_.differs(); });
     fail(own ? "rank " + std::to_string(rank()) + ": " + error.what() : cause_below(error.what()), own);
     return false;
   }
@@ -308,23 +307,16 @@ void HierarchicalCore::close() {
 }
 
 // The Buffer of a rank that is alone on its host and so shares no memory.
-class OwnBuffer final : public Buffer {
+class OwnBuffer final : public PrivateBuffer {
  public:
-  OwnBuffer(std::shared_ptr<HierarchicalCore> core, std::size_t bytes)
-      : core_(std::move(core)), data_(allocate_zeroed(bytes)), bytes_(bytes) {}
+  OwnBuffer(std::shared_ptr<HierarchicalCore> core, std::size_t bytes) : PrivateBuffer(bytes), core_(std::move(core)) {}
   // After a failure the outer level may still send from this memory, until the process ends.
   ~OwnBuffer() override {
-    if (core_->failed()) static_cast<void>(new (std::nothrow) std::shared_ptr<std::byte>(data_));
-  }
-  std::span<std::byte> bytes() override { return {data_.get(), bytes_}; }
-  std::size_t release(std::size_t begin, std::size_t count) override {
-    return release_pages(bytes().subspan(begin, count), PageKind::kPrivate);
+    if (core_->failed()) static_cast<void>(new (std::nothrow) std::shared_ptr<std::byte>(data()));
   }
 
  private:
   std::shared_ptr<HierarchicalCore> core_;
-  std::shared_ptr<std::byte> data_;
-  std::size_t bytes_;
 };
 
 // The control planes of the levels, which outlive their communicators.

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "collective/reduce.h"
-#include "dtrain/base/error.h"
 
 namespace dtrain::comm {
 namespace {

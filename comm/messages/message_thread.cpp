@@ -4,12 +4,12 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
-#include <csignal>
 #include <future>
 #include <memory>
 #include <utility>
 
 #include "dtrain/base/limits.h"
+#include "dtrain/base/subprocess.h"
 
 namespace dtrain::comm {
 namespace {
@@ -28,13 +28,8 @@ constexpr int kFirstLooks = 4;
 }  // namespace
 
 MessageThread::MessageThread(std::unique_ptr<MessageWaiter> waiter) : waiter_(std::move(waiter)) {
-  // This thread blocks all signals, so only the program's own threads handle them.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const BlockedSignals blocked;  // in this thread, so that only the program's own threads handle them
   thread_ = start_thread("the messages", [this] { waiter_ ? run_waiting() : run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 MessageThread::~MessageThread() {

@@ -4,7 +4,6 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "dtrain/comm/control.h"
 #include "messages/message_core.h"
 
 namespace dtrain::comm {

@@ -4,8 +4,6 @@
 //   the first operations and every allocation are compared with rank 0's before they reach NCCL: a rank that differs
 //   stops, with both in its error, and its failure stops the others through the control plane;
 //   at a time-out each rank that waits publishes what it entered last, and reads what the others published.
-#include "nccl/nccl_watchdog.h"
-
 #include <algorithm>
 #include <utility>
 

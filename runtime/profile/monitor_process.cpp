@@ -32,20 +32,10 @@ std::filesystem::path find_monitor() {
 
 // Returns the monitor's report about its start: empty is good; a monitor that died closes the pipe without a byte.
 std::string read_start_report(int fd) {
-  std::string text;
-  for (;;) {
-    pollfd waiting{fd, POLLIN, 0};
-    const int ready = ::poll(&waiting, 1, static_cast<int>(kStartTimeout.count()));
-    if (ready < 0 && errno == EINTR) continue;
-    if (ready <= 0) return "no answer within " + std::to_string(kStartTimeout.count() / 1000) + " s";
-    char buffer[1024];
-    const ssize_t count = ::read(fd, buffer, sizeof buffer);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) break;
-    text.append(buffer, static_cast<std::size_t>(count));
-  }
-  if (text.empty()) return "it ended at once";
-  return text == "ready" ? std::string() : text;
+  const auto text = read_to_end(fd, std::chrono::steady_clock::now() + kStartTimeout);
+  if (!text) return "no answer within " + std::to_string(kStartTimeout.count() / 1000) + " s";
+  if (text->empty()) return "it ended at once";
+  return *text == "ready" ? std::string() : *text;
 }
 
 }  // namespace
