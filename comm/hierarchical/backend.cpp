@@ -100,13 +100,13 @@ class HierarchicalCore : public std::enable_shared_from_this<HierarchicalCore> {
 };
 
 constexpr std::size_t kUnderWay = 16;  // operations that may have begun: fewer than any level takes without waiting
-constexpr Nanoseconds kNoPause = std::chrono::microseconds(200);  // time without a pause after data has moved
-constexpr Nanoseconds kShortest = std::chrono::microseconds(10);
-constexpr Nanoseconds kLongest = std::chrono::microseconds(200);
+constexpr Nanoseconds kBusyWait = std::chrono::microseconds(200);  // time without a pause after data has moved
+constexpr Nanoseconds kShortestPause = std::chrono::microseconds(10);
+constexpr Nanoseconds kLongestPause = std::chrono::microseconds(200);
 // At the deadline the rank with the most precise cause reports first: a rank that misses ranks of its own host, then a
 // rank that misses hosts, then a rank that only waits for its host's lowest rank.
 constexpr std::chrono::milliseconds kGrace{250};
-constexpr std::chrono::seconds kClosing{1};
+constexpr std::chrono::seconds kCloseTakes{1};
 
 HierarchicalWork::HierarchicalWork(std::shared_ptr<HierarchicalCore> core, const Descriptor& descriptor, const void* in,
                                    void* out)
@@ -247,10 +247,10 @@ void HierarchicalCore::wait_for(HierarchicalWork& work) {
       options_.log->warn("rank {}: {}; missing: {}", rank(), describe_waiting(work, "has waited for"),
                          pending_.front()->operation_.describe_missing());
     }
-    if (time - moved_at < kNoPause) {
+    if (time - moved_at < kBusyWait) {
       sched_yield();
     } else {
-      std::this_thread::sleep_for(std::clamp((time - moved_at) / 8, kShortest, kLongest));
+      std::this_thread::sleep_for(std::clamp((time - moved_at) / 8, kShortestPause, kLongestPause));
     }
   }
   work.timing_.exposed += now() - began;
@@ -289,10 +289,10 @@ void HierarchicalCore::throw_failure(const HierarchicalWork* work) {
 }
 
 void HierarchicalCore::close() {
-  const auto deadline = std::chrono::steady_clock::now() + kClosing;
+  const auto deadline = std::chrono::steady_clock::now() + kCloseTakes;
   while (!failed() && !pending_.empty() && std::chrono::steady_clock::now() < deadline) {
     advance();
-    std::this_thread::sleep_for(kShortest);
+    std::this_thread::sleep_for(kShortestPause);
   }
   const std::scoped_lock lock(mutex_);
   closed_ = true;

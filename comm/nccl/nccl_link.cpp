@@ -11,8 +11,8 @@ using SteadyClock = std::chrono::steady_clock;
 
 constexpr std::chrono::microseconds kLinkNap{200};
 constexpr std::chrono::seconds kEnding{5};
-constexpr std::chrono::microseconds kEager{200};  // asks again at once for so long: most launches take less
-constexpr std::chrono::microseconds kNap{50};     // then this often
+constexpr std::chrono::microseconds kEagerLaunch{200};  // asks again at once for so long: most launches take less
+constexpr std::chrono::microseconds kLaunchNap{50};     // then this often
 
 ncclConfig_t config() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -176,12 +176,12 @@ void NcclLaunchEnd::run() {
         error_ = std::current_exception();  // the owner's next look() throws it
         break;
       }
-      if (SteadyClock::now() - began < kEager) {
+      if (SteadyClock::now() - began < kEagerLaunch) {
         lock.unlock();
         std::this_thread::yield();
         lock.lock();
       } else {
-        changed_.wait_for(lock, kNap, [this] { return ending_; });
+        changed_.wait_for(lock, kLaunchNap, [this] { return ending_; });
       }
     }
   }

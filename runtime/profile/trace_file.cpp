@@ -87,7 +87,7 @@ std::vector<PlacedCollective> write_collectives(const TraceLog& log, const Trace
   return placed;
 }
 
-constexpr std::size_t kPieceBytes = 1 << 20;
+constexpr std::size_t kTracePieceBytes = 1 << 20;
 
 // Converts the host's monotonic clock to the file's times. Between two points their difference grows evenly: the
 // profiler's clock follows the wall clock.
@@ -221,7 +221,7 @@ std::uintmax_t write_trace_file(const std::filesystem::path& raw, const TraceLog
   while (std::getline(in, line)) {
     mend_text(line);
     piece.append(line).push_back('\n');
-    if (piece.size() > kPieceBytes) {
+    if (piece.size() > kTracePieceBytes) {
       out.write(piece);
       piece.clear();
     }

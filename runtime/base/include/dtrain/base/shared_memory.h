@@ -41,7 +41,7 @@ class SharedMemory {
 
  private:
   struct Unmap {
-    std::size_t size = 0;
+    std::size_t size;
     void operator()(std::byte* data) const;
   };
 
