@@ -301,6 +301,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   void wait_for(NcclWork& work);
   void nap();  // a little, or until it has failed
   void time_out(const NcclWork& work, Nanoseconds since);
+  void time_out(const NcclEntry& entry, Nanoseconds since, const NcclEntry& first);  // the first under way
   // Called on the watchdog's thread if the first operation under way has taken too long.
   void expire(const NcclEntry& entry, Nanoseconds began);
   void watch_first();

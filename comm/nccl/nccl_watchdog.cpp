@@ -124,28 +124,23 @@ void NcclCore::nap() {
 
 void NcclCore::time_out(const NcclWork& work, Nanoseconds since) {
   const NcclEntry entry{work.descriptor_, nullptr};
-  std::string text = describe_waiting(entry, now() - since, "timed out after");
   // Batches end in order: the ranks that the first one waits for are the missing ones.
-  const NcclEntry first = batches_.empty() ? entry : batches_.front().first;
-  if (first.descriptor.sequence != entry.descriptor.sequence) {
-    text += " behind " + describe(first) + ", operation " + std::to_string(first.descriptor.sequence);
-  }
-  text = "rank " + std::to_string(rank()) + ": " + text;
-  try {
-    text += "; " + describe_others(first);
-  } catch (const CommError& error) {  // the run has failed while this rank asked
-    text += "; " + std::string(error.what());
-  }
-  fail(text, true);
+  time_out(entry, since, batches_.empty() ? entry : batches_.front().first);
 }
 
 void NcclCore::expire(const NcclEntry& entry, Nanoseconds began) {
-  if (failed()) return;
+  if (!failed()) time_out(entry, began, entry);
+}
+
+void NcclCore::time_out(const NcclEntry& entry, Nanoseconds since, const NcclEntry& first) {
   std::string text =
-      "rank " + std::to_string(rank()) + ": " + describe_waiting(entry, now() - began, "timed out after");
+      "rank " + std::to_string(rank()) + ": " + describe_waiting(entry, now() - since, "timed out after");
+  if (first.descriptor.sequence != entry.descriptor.sequence) {
+    text += " behind " + describe(first) + ", operation " + std::to_string(first.descriptor.sequence);
+  }
   try {
-    text += "; " + describe_others(entry);
-  } catch (const CommError& error) {
+    text += "; " + describe_others(first);
+  } catch (const CommError& error) {  // the run has failed while this rank asked
     text += "; " + std::string(error.what());
   }
   fail(text, true);
