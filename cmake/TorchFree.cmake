@@ -3,6 +3,17 @@
 # Both have the same sources, compiler and build type; scripts/torch_versions.sh makes such builds.
 set(DTRAIN_TORCH_FREE_FROM "" CACHE PATH "A complete build, whose targets without libtorch this one uses; empty: this is one")
 
+# All targets of a folder and of those below it.
+function(dtrain_targets_in folder variable)
+  get_property(targets DIRECTORY ${folder} PROPERTY BUILDSYSTEM_TARGETS)
+  get_property(below DIRECTORY ${folder} PROPERTY SUBDIRECTORIES)
+  foreach(subfolder IN LISTS below)
+    dtrain_targets_in(${subfolder} more)
+    list(APPEND targets ${more})
+  endforeach()
+  set(${variable} ${targets} PARENT_SCOPE)
+endfunction()
+
 # Of a complete build: a file that declares the targets of these folders for others.
 function(dtrain_export_torch_free)
   set(exported "")

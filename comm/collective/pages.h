@@ -14,6 +14,8 @@
 
 #include <sys/mman.h>
 
+#include "dtrain/comm/communicator.h"
+
 namespace dtrain::comm {
 
 // Heap memory that is aligned for every backend and zeroed. Large blocks ask for huge pages: their first use, and their
@@ -66,5 +68,22 @@ inline std::size_t release_pages(std::span<std::byte> memory, PageKind kind) {
   const int advice = kind == PageKind::kShared ? MADV_REMOVE : MADV_DONTNEED;
   return ::madvise(pages.data(), pages.size(), advice) == 0 ? pages.size() : 0;
 }
+
+// A Buffer of this process alone.
+class PrivateBuffer : public Buffer {
+ public:
+  explicit PrivateBuffer(std::size_t bytes) : data_(allocate_zeroed(bytes)), bytes_(bytes) {}
+  std::span<std::byte> bytes() override { return {data_.get(), bytes_}; }
+  std::size_t release(std::size_t begin, std::size_t count) override {
+    return release_pages(bytes().subspan(begin, count), PageKind::kPrivate);
+  }
+
+ protected:
+  const std::shared_ptr<std::byte>& data() const { return data_; }
+
+ private:
+  std::shared_ptr<std::byte> data_;
+  std::size_t bytes_;
+};
 
 }  // namespace dtrain::comm

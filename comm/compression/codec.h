@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdlib>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>

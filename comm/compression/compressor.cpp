@@ -74,10 +74,8 @@ class PlainExchange final : public Exchange {
       : communicator_(communicator), bucket_(bucket), scale_(scale) {}
   Work next() override {
     if (std::exchange(sent_, true)) return {};
-    ReduceOptions options;
-    options.post_scale = scale_;
-    options.bucket = bucket_.number;
-    return communicator_.all_reduce(bucket_.data, bucket_.count, bucket_.type, options);
+    return communicator_.all_reduce(bucket_.data, bucket_.count, bucket_.type,
+                                    {.post_scale = scale_, .bucket = bucket_.number});
   }
   bool only_local() const override { return sent_; }
 
@@ -89,8 +87,7 @@ class PlainExchange final : public Exchange {
 };
 
 const CompressionState* find_state(std::span<const CompressionState> state, const std::string& name) {
-  const auto found =
-      std::find_if(state.begin(), state.end(), [&](const CompressionState& s) { return s.name == name; });
+  const auto found = std::ranges::find(state, name, &CompressionState::name);
   return found == state.end() ? nullptr : &*found;
 }
 
@@ -117,14 +114,9 @@ class ExchangeWork final : public WorkState {
                bool gathers)
       : flow_(flow), exchange_(std::move(exchange)), counted_(counted), gathers_(gathers) {
     timing_.enqueued = flow.clock.monotonic();
-    if (counted && bucket.type != DataType::kFloat32) {
-      flow.context.statistics.plain_bytes +=
-          sent(static_cast<double>(bucket.count * size_of(bucket.type)), /*gathered=*/false);
-    }
-    if (counted) {
-      flow.context.statistics.uncompressed_bytes +=
-          sent(static_cast<double>(bucket.count * size_of(bucket.type)), /*gathered=*/false);
-    }
+    const double plain = sent(static_cast<double>(bucket.count * size_of(bucket.type)), /*gathered=*/false);
+    if (counted && bucket.type != DataType::kFloat32) flow.context.statistics.plain_bytes += plain;
+    if (counted) flow.context.statistics.uncompressed_bytes += plain;
     step();
   }
 
@@ -220,8 +212,7 @@ GradientCompressor::~GradientCompressor() = default;
 
 bool GradientCompressor::compressing() const {
   const CompressionOptions& options = impl_->context.options;
-  if (!impl_->codec) return false;
-  if (impl_->steps < options.codec.warmup_steps) return false;
+  if (!impl_->codec || impl_->steps < options.codec.warmup_steps) return false;
   const std::int64_t since = impl_->steps - options.first_compared;
   return since < 0 || since % 2 == 1 || since >= 2 * options.compared_steps;
 }

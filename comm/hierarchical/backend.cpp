@@ -100,13 +100,13 @@ class HierarchicalCore : public std::enable_shared_from_this<HierarchicalCore> {
 };
 
 constexpr std::size_t kUnderWay = 16;  // operations that may have begun: fewer than any level takes without waiting
-constexpr Nanoseconds kNoPause = std::chrono::microseconds(200);  // time without a pause after data has moved
-constexpr Nanoseconds kShortest = std::chrono::microseconds(10);
-constexpr Nanoseconds kLongest = std::chrono::microseconds(200);
+constexpr Nanoseconds kBusyWait = std::chrono::microseconds(200);  // time without a pause after data has moved
+constexpr Nanoseconds kShortestPause = std::chrono::microseconds(10);
+constexpr Nanoseconds kLongestPause = std::chrono::microseconds(200);
 // At the deadline the rank with the most precise cause reports first: a rank that misses ranks of its own host, then a
 // rank that misses hosts, then a rank that only waits for its host's lowest rank.
 constexpr std::chrono::milliseconds kGrace{250};
-constexpr std::chrono::seconds kClosing{1};
+constexpr std::chrono::seconds kCloseTakes{1};
 
 HierarchicalWork::HierarchicalWork(std::shared_ptr<HierarchicalCore> core, const Descriptor& descriptor, const void* in,
                                    void* out)
@@ -183,8 +183,7 @@ bool HierarchicalCore::advance() {
       if (!begun && work.operation_.begun()) work.timing_.started = now();
     }
   } catch (const std::exception& error) {
-    const bool own =
-        std::any_of(pending_.begin(), pending_.end(), [](const Shared& work) { return work->operation_.differs(); });
+    const bool own = std::ranges::any_of(pending_, [](const Shared& work) { return work->operation_.differs(); });
     fail(own ? "rank " + std::to_string(rank()) + ": " + error.what() : cause_below(error.what()), own);
     return false;
   }
@@ -248,10 +247,10 @@ void HierarchicalCore::wait_for(HierarchicalWork& work) {
       options_.log->warn("rank {}: {}; missing: {}", rank(), describe_waiting(work, "has waited for"),
                          pending_.front()->operation_.describe_missing());
     }
-    if (time - moved_at < kNoPause) {
+    if (time - moved_at < kBusyWait) {
       sched_yield();
     } else {
-      std::this_thread::sleep_for(std::clamp((time - moved_at) / 8, kShortest, kLongest));
+      std::this_thread::sleep_for(std::clamp((time - moved_at) / 8, kShortestPause, kLongestPause));
     }
   }
   work.timing_.exposed += now() - began;
@@ -290,10 +289,10 @@ void HierarchicalCore::throw_failure(const HierarchicalWork* work) {
 }
 
 void HierarchicalCore::close() {
-  const auto deadline = std::chrono::steady_clock::now() + kClosing;
+  const auto deadline = std::chrono::steady_clock::now() + kCloseTakes;
   while (!failed() && !pending_.empty() && std::chrono::steady_clock::now() < deadline) {
     advance();
-    std::this_thread::sleep_for(kShortest);
+    std::this_thread::sleep_for(kShortestPause);
   }
   const std::scoped_lock lock(mutex_);
   closed_ = true;
@@ -308,23 +307,16 @@ void HierarchicalCore::close() {
 }
 
 // The Buffer of a rank that is alone on its host and so shares no memory.
-class OwnBuffer final : public Buffer {
+class OwnBuffer final : public PrivateBuffer {
  public:
-  OwnBuffer(std::shared_ptr<HierarchicalCore> core, std::size_t bytes)
-      : core_(std::move(core)), data_(allocate_zeroed(bytes)), bytes_(bytes) {}
+  OwnBuffer(std::shared_ptr<HierarchicalCore> core, std::size_t bytes) : PrivateBuffer(bytes), core_(std::move(core)) {}
   // After a failure the outer level may still send from this memory, until the process ends.
   ~OwnBuffer() override {
-    if (core_->failed()) static_cast<void>(new (std::nothrow) std::shared_ptr<std::byte>(data_));
-  }
-  std::span<std::byte> bytes() override { return {data_.get(), bytes_}; }
-  std::size_t release(std::size_t begin, std::size_t count) override {
-    return release_pages(bytes().subspan(begin, count), PageKind::kPrivate);
+    if (core_->failed()) static_cast<void>(new (std::nothrow) std::shared_ptr<std::byte>(data()));
   }
 
  private:
   std::shared_ptr<HierarchicalCore> core_;
-  std::shared_ptr<std::byte> data_;
-  std::size_t bytes_;
 };
 
 // The control planes of the levels, which outlive their communicators.

@@ -181,12 +181,12 @@ std::string HierarchicalOperation::describe_missing() const {
     if (!issued_[s] || done_[s] || !works_[s]) continue;
     const auto step = static_cast<Step>(s);
     const bool between_hosts = step == Step::kOuter || step == Step::kOuterNotes;
-    for (const MissingRank& one : works_[s].missing()) {
-      const auto i = static_cast<std::size_t>(one.rank);
+    for (const MissingRank& missing : works_[s].missing()) {
+      const auto i = static_cast<std::size_t>(missing.rank);
       const int rank = between_hosts ? levels_.placement.hosts[i][0] : levels_.here()[i];
       text += (text.empty() ? "rank " : "; rank ") + std::to_string(rank) + " ";
       text += between_hosts && levels_.placement.hosts[i].size() > 1 ? "or another of its host " : "";
-      text += one.lacks;
+      text += missing.lacks;
     }
   }
   return text.empty() ? "no rank any more" : text;

@@ -211,22 +211,16 @@ namespace {
 
 // Messages can be sent from any memory, so a Buffer is aligned heap memory. After a failure the memory is kept, because
 // the transport or a peer may still use it.
-class HeapBuffer final : public Buffer {
+class HeapBuffer final : public PrivateBuffer {
  public:
   HeapBuffer(std::shared_ptr<MessageShared> shared, std::size_t bytes)
-      : shared_(std::move(shared)), data_(allocate_zeroed(bytes)), bytes_(bytes) {}
+      : PrivateBuffer(bytes), shared_(std::move(shared)) {}
   ~HeapBuffer() override {
-    if (shared_->given_up) shared_->keep(data_);
-  }
-  std::span<std::byte> bytes() override { return {data_.get(), bytes_}; }
-  std::size_t release(std::size_t begin, std::size_t count) override {
-    return release_pages(bytes().subspan(begin, count), PageKind::kPrivate);
+    if (shared_->given_up) shared_->keep(data());
   }
 
  private:
   std::shared_ptr<MessageShared> shared_;
-  std::shared_ptr<std::byte> data_;
-  std::size_t bytes_;
 };
 
 class MessageCommunicator final : public IssuingCommunicator {

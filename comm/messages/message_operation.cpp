@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "collective/reduce.h"
-#include "dtrain/base/error.h"
 
 namespace dtrain::comm {
 namespace {
@@ -19,7 +18,7 @@ std::size_t chunk_bytes_for(int world_size) {
   return chunk;
 }
 
-void copy_bytes(void* to, const void* from, std::size_t bytes) {
+void copy_payload(void* to, const void* from, std::size_t bytes) {
   if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
 }
 
@@ -131,11 +130,11 @@ void MessageOperation::start(const MessageRoute& route, MessageTransport& transp
       if (small_) {
         const std::size_t bytes = in_bytes(descriptor_, 1);
         if (differ) {
-          copy_bytes(hello.payload, own_values(r), bytes);
+          copy_payload(hello.payload, own_values(r), bytes);
         } else if (descriptor_.kind == Kind::kGatherParts) {
-          copy_bytes(hello.payload, own_values(rank_), mine.size() * element_);
+          copy_payload(hello.payload, own_values(rank_), mine.size() * element_);
         } else if (descriptor_.kind != Kind::kBroadcast || rank_ == descriptor_.root) {
-          copy_bytes(hello.payload, in_, bytes);
+          copy_payload(hello.payload, in_, bytes);
         }
       }
     }
@@ -185,7 +184,7 @@ void MessageOperation::reduce_chunk(std::uint32_t k) {
   std::byte* const result = results(rank_) + chunk_begin(k);
   if (!reduces(descriptor_.kind)) {
     // The data of a broadcast was received in its final place.
-    if (descriptor_.kind != Kind::kBroadcast) copy_bytes(result, own_values(rank_) + chunk_begin(k), bytes);
+    if (descriptor_.kind != Kind::kBroadcast) copy_payload(result, own_values(rank_) + chunk_begin(k), bytes);
     return;
   }
   std::vector<const std::byte*> values(index(world_size_));
@@ -283,11 +282,11 @@ void MessageOperation::finish_small() {
   }
   for (int r = 0; r < world_size_; ++r) {
     if (descriptor_.kind == Kind::kBroadcast) {
-      if (r == descriptor_.root && r != rank_) copy_bytes(out, payload(r), bytes);
+      if (r == descriptor_.root && r != rank_) copy_payload(out, payload(r), bytes);
     } else if (r == rank_) {
-      copy_bytes(results(r), own_values(r), part(r).size() * element_);
+      copy_payload(results(r), own_values(r), part(r).size() * element_);
     } else {
-      copy_bytes(results(r), payload(r), part(r).size() * element_);
+      copy_payload(results(r), payload(r), part(r).size() * element_);
     }
   }
 }

@@ -13,7 +13,6 @@
 // All calls come from the thread of messages, except timing() and complete().
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>

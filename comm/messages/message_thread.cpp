@@ -4,12 +4,12 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
-#include <csignal>
 #include <future>
 #include <memory>
 #include <utility>
 
 #include "dtrain/base/limits.h"
+#include "dtrain/base/subprocess.h"
 
 namespace dtrain::comm {
 namespace {
@@ -30,13 +30,8 @@ constexpr int kFirstLooks = 4;
 }  // namespace
 
 MessageThread::MessageThread(std::unique_ptr<MessageWaiter> waiter) : waiter_(std::move(waiter)) {
-  // This thread blocks all signals, so only the program's own threads handle them.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const BlockedSignals blocked;  // in this thread, so that only the program's own threads handle them
   thread_ = start_thread("the messages", [this] { waiter_ ? run_waiting() : run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 MessageThread::~MessageThread() {
@@ -127,9 +122,9 @@ Polled MessageThread::run_tasks_and_poll(const std::vector<std::function<void()>
   for (const auto& task : tasks) task();
   Polled all;
   for (const Poller& poller : pollers_) {
-    const Polled one = poller.poll();
-    all.moved = all.moved || one.moved;
-    all.outstanding = all.outstanding || one.outstanding;
+    const Polled polled = poller.poll();
+    all.moved = all.moved || polled.moved;
+    all.outstanding = all.outstanding || polled.outstanding;
   }
   return all;
 }

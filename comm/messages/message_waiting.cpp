@@ -4,7 +4,6 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "dtrain/comm/control.h"
 #include "messages/message_core.h"
 
 namespace dtrain::comm {
@@ -137,8 +136,8 @@ std::vector<MissingRank> MessageCore::missing_of(const MessageOperation& operati
 
 std::string MessageCore::describe_missing(const MessageOperation& operation) const {
   std::string text;
-  for (const MissingRank& one : missing_of(operation)) {
-    text += (text.empty() ? "rank " : "; rank ") + rank_name(one.rank) + " " + one.lacks;
+  for (const MissingRank& missing : missing_of(operation)) {
+    text += (text.empty() ? "rank " : "; rank ") + rank_name(missing.rank) + " " + missing.lacks;
   }
   return text.empty() ? "no rank any more" : text;
 }

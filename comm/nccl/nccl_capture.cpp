@@ -27,8 +27,7 @@ std::string text_of(const std::vector<NcclBatch>& batches) {
 }
 
 bool has(const NcclBatch& batch, std::uint64_t sequence) {
-  return std::any_of(batch.works.begin(), batch.works.end(),
-                     [&](const auto& work) { return work->sequence() == sequence; });
+  return std::ranges::any_of(batch.works, [&](const auto& work) { return work->sequence() == sequence; });
 }
 
 }  // namespace

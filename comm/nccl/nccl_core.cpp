@@ -107,8 +107,8 @@ void NcclCore::end_group() {
   for (Shared& work : works) {
     const Range in = range(work->in_, in_bytes(work->descriptor_, world_size()));
     const Range out = range(work->out_, out_bytes(work->descriptor_, world_size()));
-    const auto hits = [](const std::vector<Range>& those, const Range& one) {
-      return std::any_of(those.begin(), those.end(), [&](const Range& other) { return other.overlaps(one); });
+    const auto hits = [](const std::vector<Range>& those, const Range& wanted) {
+      return std::any_of(those.begin(), those.end(), [&](const Range& other) { return other.overlaps(wanted); });
     };
     if (hits(written, in) || hits(written, out) || hits(read, out)) {
       submit(std::exchange(together, {}));

@@ -7,24 +7,171 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
-#include <map>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "collective/descriptor.h"
 #include "dtrain/base/clock.h"
+#include "dtrain/base/error.h"
 #include "dtrain/comm/control.h"
 #include "dtrain/comm/nccl.h"
 #include "nccl/nccl_device.h"
-#include "nccl/nccl_link.h"
-#include "nccl/nccl_watchdog.h"
 
 namespace dtrain::comm {
+
+struct NcclWaiting {
+  std::chrono::milliseconds timeout;
+  std::function<void()> check;            // throws when waiting has become pointless
+  std::function<std::string()> who_else;  // facts about the other ranks, for the error at the deadline
+};
+
+// NCCL's communicator, its start and its end. The communicator is non-blocking: its functions return at once, and
+// ready() tells whether they are done. Only stop() may be called on any thread: a mutex separates it from the owner's
+// calls, which go through use().
+//
+// After a failure the operations on the device are stopped: with ncclCommRevoke where NCCL has it, after which shrink()
+// is still possible, else with ncclCommAbort. The destructor calls ncclCommAbort then, exactly once.
+class NcclLink {
+ public:
+  // Connects `world_size` ranks. Collective over them.
+  static std::unique_ptr<NcclLink> connect(SharedNcclApi api, const ncclUniqueId& id, int rank, int world_size,
+                                           const NcclWaiting& waiting);
+  ~NcclLink();
+  NcclLink& operator=(NcclLink&&) = delete;
+
+  // Calls use(comm); CommError if the communicator has been stopped.
+  template <class Use>
+  auto use(const Use& use) {
+    const std::scoped_lock lock(mutex_);
+    if (stopped_) throw CommError("the NCCL communicator has been stopped");
+    return use(comm_);
+  }
+  // False while a call goes on in the background; CommError if NCCL has found an error.
+  bool ready();
+
+  void stop() noexcept;
+
+  // Removes a Buffer's registration, if the communicator still exists.
+  void deregister(void* handle) noexcept;
+
+  // Collective over the ranks that are left. Stops this communicator.
+  std::unique_ptr<NcclLink> shrink(std::vector<int> excluded, bool failed, const NcclWaiting& waiting);
+
+  // Waits for the peers to close too, for `at_most`. Called before the destructor, with no outstanding operations.
+  void finalize(std::chrono::milliseconds at_most) noexcept;
+
+ private:
+  explicit NcclLink(SharedNcclApi api) : api_(std::move(api)) {}
+  // Returns a new link once NCCL has connected it; stops a link that fails.
+  static std::unique_ptr<NcclLink> once_ready(std::unique_ptr<NcclLink> link, const char* what,
+                                              const NcclWaiting& waiting);
+  void wait_until_ready(ncclComm_t comm, const char* what, const NcclWaiting& waiting);
+  // Returns the state that follows; ncclInProgress: it does not end in time, or NCCL does not answer.
+  ncclResult_t await(ncclResult_t state, std::chrono::milliseconds at_most) const;
+
+  const SharedNcclApi api_;
+  std::mutex mutex_;
+  ncclComm_t comm_ = nullptr;  // null once it is aborted or destroyed
+  bool stopped_ = false;
+  bool finalized_ = false;
+};
+
+// Calls `behind` as soon as NCCL, which launches in the background, has launched an operation. `behind` puts later work
+// on the stream, above all the event of the operation's end. The thread that issues operations may look much later, and
+// an event that it recorded then would have the time of that look.
+//
+// A thread of its own asks NCCL while something is being launched, and sleeps otherwise. begin() and look() come from
+// the owner's thread.
+class NcclLaunchEnd {
+ public:
+  // `link` must outlive the object.
+  NcclLaunchEnd(SharedNcclApi api, int device, NcclLink& link);
+  // Does not wait for an operation that is being launched; `behind` is not called any more.
+  ~NcclLaunchEnd();
+  NcclLaunchEnd& operator=(NcclLaunchEnd&&) = delete;
+
+  // To be called when NCCL has just got operations, with nothing else under way. Calls `behind` once when NCCL has
+  // launched them, on the thread that notices it first.
+  void begin(std::function<void()> behind);
+  // True if NCCL has nothing in progress and `behind` has been called. Throws CommError if NCCL has found an error, and
+  // the exceptions of `behind`.
+  bool look();
+
+ private:
+  void run();
+  bool look_locked();
+
+  const SharedNcclApi api_;
+  const int device_;
+  NcclLink& link_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::function<void()> behind_;  // of the operations being launched; guarded by mutex_, as all below
+  std::exception_ptr error_;      // that the thread has found
+  bool ending_ = false;
+  std::thread thread_;
+};
+
+// The operation or replay that a rank has entered, as errors name it and ranks compare it.
+struct NcclEntry {
+  Descriptor descriptor;                      // of a replay the sequence number alone counts
+  std::shared_ptr<const std::string> replay;  // name of a replayed graph; null: an operation
+};
+
+inline std::string describe(const NcclEntry& entry) {
+  return entry.replay ? *entry.replay : describe(entry.descriptor);
+}
+
+// Ends operations that a GPU does not finish, also while the thread that issued them is blocked in a call of CUDA: a
+// launch blocks when the device's queue is full, and it is full when an operation in front of it never ends. A thread
+// of its own looks at the first operation that is under way.
+//
+// watch() and watch_nothing() come from the owner's thread, the callback from the watchdog's.
+class NcclWatchdog {
+ public:
+  using Expired = std::function<void(const NcclEntry& entry, Nanoseconds began)>;
+
+  // The deadline of an operation is `timeout` after everything in front of it has ended on this GPU.
+  NcclWatchdog(SharedNcclApi api, int device, std::chrono::milliseconds timeout, Expired expired);
+  ~NcclWatchdog();
+  NcclWatchdog& operator=(NcclWatchdog&&) = delete;
+
+  // Watches an operation. The events must outlive the next call of watch() or watch_nothing(). `began` has fired when
+  // the operation may begin, `done` when it has ended. Without `began` the operation may begin now.
+  void watch(const NcclEntry& entry, const CudaEvent* began, const CudaEvent& done);
+  void watch_nothing();
+
+ private:
+  struct Watched {
+    NcclEntry entry;
+    const CudaEvent* began = nullptr;
+    const CudaEvent* done = nullptr;
+    std::optional<Nanoseconds> since;
+  };
+  void run();
+  // Returns the operation if its time is over.
+  std::optional<Watched> look();
+
+  const SharedNcclApi api_;
+  const int device_;
+  const std::chrono::milliseconds timeout_;
+  const Expired expired_;
+  SystemClock clock_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<Watched> watched_;
+  bool ending_ = false;
+  std::thread thread_;
+};
 
 class NcclCore;
 
@@ -154,6 +301,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   void wait_for(NcclWork& work);
   void nap();  // a little, or until it has failed
   void time_out(const NcclWork& work, Nanoseconds since);
+  void time_out(const NcclEntry& entry, Nanoseconds since, const NcclEntry& first);  // the first under way
   // Called on the watchdog's thread if the first operation under way has taken too long.
   void expire(const NcclEntry& entry, Nanoseconds began);
   void watch_first();

@@ -1,9 +1,8 @@
-#include "nccl/nccl_link.h"
-
 #include <utility>
 
 #include "dtrain/base/limits.h"
 #include "dtrain/base/text.h"
+#include "nccl/nccl_core.h"
 
 namespace dtrain::comm {
 namespace {
@@ -12,8 +11,8 @@ using SteadyClock = std::chrono::steady_clock;
 
 constexpr std::chrono::microseconds kLinkNap{200};
 constexpr std::chrono::seconds kEnding{5};
-constexpr std::chrono::microseconds kEager{200};  // asks again at once for so long: most launches take less
-constexpr std::chrono::microseconds kNap{50};     // then this often
+constexpr std::chrono::microseconds kEagerLaunch{200};  // asks again at once for so long: most launches take less
+constexpr std::chrono::microseconds kLaunchNap{50};     // then this often
 
 ncclConfig_t config() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -89,17 +88,21 @@ void NcclLink::stop() noexcept {
   static_cast<void>(api_->ncclCommAbort(std::exchange(comm_, nullptr)));
 }
 
+ncclResult_t NcclLink::await(ncclResult_t state, std::chrono::milliseconds at_most) const {
+  const auto deadline = SteadyClock::now() + at_most;
+  while (state == ncclInProgress && SteadyClock::now() < deadline) {
+    if (api_->ncclCommGetAsyncError(comm_, &state) != ncclSuccess) return ncclInProgress;
+    if (state == ncclInProgress) std::this_thread::sleep_for(kLinkNap);
+  }
+  return state;
+}
+
 void NcclLink::deregister(void* handle) noexcept {
   const std::scoped_lock lock(mutex_);
   if (!comm_) return;
   // A revocation must be over first; if it does not end, the registration ends with the communicator.
-  const auto deadline = SteadyClock::now() + kEnding;
-  ncclResult_t state = stopped_ ? ncclInProgress : ncclSuccess;
-  while (state == ncclInProgress && SteadyClock::now() < deadline) {
-    if (api_->ncclCommGetAsyncError(comm_, &state) != ncclSuccess) return;
-    if (state == ncclInProgress) std::this_thread::sleep_for(kLinkNap);
-  }
-  if (state != ncclInProgress) static_cast<void>(api_->ncclCommDeregister(comm_, handle));
+  if (await(stopped_ ? ncclInProgress : ncclSuccess, kEnding) == ncclInProgress) return;
+  static_cast<void>(api_->ncclCommDeregister(comm_, handle));
 }
 
 std::unique_ptr<NcclLink> NcclLink::shrink(std::vector<int> excluded, bool failed, const NcclWaiting& waiting) {
@@ -125,13 +128,7 @@ std::unique_ptr<NcclLink> NcclLink::shrink(std::vector<int> excluded, bool faile
 void NcclLink::finalize(std::chrono::milliseconds at_most) noexcept {
   const std::scoped_lock lock(mutex_);
   if (stopped_ || !comm_) return;
-  ncclResult_t state = api_->ncclCommFinalize(comm_);
-  const auto deadline = SteadyClock::now() + at_most;
-  while (state == ncclInProgress && SteadyClock::now() < deadline) {
-    if (api_->ncclCommGetAsyncError(comm_, &state) != ncclSuccess) return;
-    if (state == ncclInProgress) std::this_thread::sleep_for(kLinkNap);
-  }
-  finalized_ = state == ncclSuccess;
+  finalized_ = await(api_->ncclCommFinalize(comm_), at_most) == ncclSuccess;
 }
 
 NcclLaunchEnd::NcclLaunchEnd(SharedNcclApi api, int device, NcclLink& link)
@@ -179,12 +176,12 @@ void NcclLaunchEnd::run() {
         error_ = std::current_exception();  // the owner's next look() throws it
         break;
       }
-      if (SteadyClock::now() - began < kEager) {
+      if (SteadyClock::now() - began < kEagerLaunch) {
         lock.unlock();
         std::this_thread::yield();
         lock.lock();
       } else {
-        changed_.wait_for(lock, kNap, [this] { return ending_; });
+        changed_.wait_for(lock, kLaunchNap, [this] { return ending_; });
       }
     }
   }

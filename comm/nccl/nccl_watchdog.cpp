@@ -4,8 +4,6 @@
 //   the first operations and every allocation are compared with rank 0's before they reach NCCL: a rank that differs
 //   stops, with both in its error, and its failure stops the others through the control plane;
 //   at a time-out each rank that waits publishes what it entered last, and reads what the others published.
-#include "nccl/nccl_watchdog.h"
-
 #include <algorithm>
 #include <utility>
 
@@ -126,28 +124,23 @@ void NcclCore::nap() {
 
 void NcclCore::time_out(const NcclWork& work, Nanoseconds since) {
   const NcclEntry entry{work.descriptor_, nullptr};
-  std::string text = describe_waiting(entry, now() - since, "timed out after");
   // Batches end in order: the ranks that the first one waits for are the missing ones.
-  const NcclEntry first = batches_.empty() ? entry : batches_.front().first;
-  if (first.descriptor.sequence != entry.descriptor.sequence) {
-    text += " behind " + describe(first) + ", operation " + std::to_string(first.descriptor.sequence);
-  }
-  text = "rank " + std::to_string(rank()) + ": " + text;
-  try {
-    text += "; " + describe_others(first);
-  } catch (const CommError& error) {  // the run has failed while this rank asked
-    text += "; " + std::string(error.what());
-  }
-  fail(text, true);
+  time_out(entry, since, batches_.empty() ? entry : batches_.front().first);
 }
 
 void NcclCore::expire(const NcclEntry& entry, Nanoseconds began) {
-  if (failed()) return;
+  if (!failed()) time_out(entry, began, entry);
+}
+
+void NcclCore::time_out(const NcclEntry& entry, Nanoseconds since, const NcclEntry& first) {
   std::string text =
-      "rank " + std::to_string(rank()) + ": " + describe_waiting(entry, now() - began, "timed out after");
+      "rank " + std::to_string(rank()) + ": " + describe_waiting(entry, now() - since, "timed out after");
+  if (first.descriptor.sequence != entry.descriptor.sequence) {
+    text += " behind " + describe(first) + ", operation " + std::to_string(first.descriptor.sequence);
+  }
   try {
-    text += "; " + describe_others(entry);
-  } catch (const CommError& error) {
+    text += "; " + describe_others(first);
+  } catch (const CommError& error) {  // the run has failed while this rank asked
     text += "; " + std::string(error.what());
   }
   fail(text, true);
@@ -203,7 +196,7 @@ std::string NcclCore::describe_others(const NcclEntry& waited_for) {
   std::uint64_t issued = 0;
   {
     const std::scoped_lock lock(mutex_);
-    for (const NcclEntry& one : last_) mine[std::to_string(one.descriptor.sequence)] = describe(one);
+    for (const NcclEntry& entry : last_) mine[std::to_string(entry.descriptor.sequence)] = describe(entry);
     if (!last_.empty()) issued = last_.back().descriptor.sequence + 1;
   }
   setup_.control.set(key(rank()), Json{{"issued", issued}, {"last", mine}}.dump());

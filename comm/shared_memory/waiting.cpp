@@ -199,8 +199,8 @@ std::vector<MissingRank> SharedMemoryCommunicator::missing_of(const Operation& o
 
 std::string SharedMemoryCommunicator::describe_missing(const Operation& operation) const {
   std::string text;
-  for (const MissingRank& one : missing_of(operation)) {
-    text += (text.empty() ? "" : "; ") + rank_name(one.rank) + " " + one.lacks;
+  for (const MissingRank& missing : missing_of(operation)) {
+    text += (text.empty() ? "" : "; ") + rank_name(missing.rank) + " " + missing.lacks;
   }
   return text.empty() ? "no rank any more" : text;
 }

@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t kMostStrangers = 256;  // connections beyond those of the ranks
 constexpr std::chrono::seconds kRequestTime{5};
 constexpr std::chrono::milliseconds kSweep{500};
-constexpr std::chrono::milliseconds kAcceptAgain{100};
+constexpr std::chrono::milliseconds kAcceptPause{100};
 
 }  // namespace
 
@@ -208,7 +208,7 @@ void StoreServer::accept() {
     }
     if (!error || error == asio::error::would_block || error == asio::error::connection_aborted) return accept();
     // The process may be out of file descriptors, for example; trying again at once would occupy a core.
-    pause_.expires_after(kAcceptAgain);
+    pause_.expires_after(kAcceptPause);
     pause_.async_wait([this](asio::error_code) { accept(); });
   });
 }

@@ -37,9 +37,9 @@ using std::chrono::milliseconds;
 constexpr int kStreams = 1;  // connections to each peer
 constexpr const char* kDataPurpose = "data";
 constexpr milliseconds kProofTakes{5'000};
-constexpr milliseconds kLook{100};
+constexpr milliseconds kLookPeriod{100};
 constexpr milliseconds kFirstRetry{5};
-constexpr milliseconds kLongestRetry{200};
+constexpr milliseconds kLongestConnectPause{200};
 
 // How the ranks of a communicator come to have data connections: each rank listens, and connects to the ranks below it.
 // Both sides of each connection have proved that they know the run's secret. Strangers that connect are closed after a
@@ -182,7 +182,7 @@ void Meeting::call(Call& to) {
 void Meeting::call_again(Call& to, const std::string& why) {
   to.why = why;
   to.again->expires_after(to.pause);
-  to.pause = std::min(kLongestRetry, to.pause * 2);
+  to.pause = std::min(kLongestConnectPause, to.pause * 2);
   to.again->async_wait([this, &to](asio::error_code cancelled) {
     if (!cancelled) call(to);
   });
@@ -198,7 +198,7 @@ void Meeting::answered(Call& to, Proven proven) {
 // Repeats, until the meeting is over.
 void Meeting::look_after_failures() {
   if (const auto failure = parts_.control.failure()) failure_ = failure_text(*failure);
-  looking_.expires_after(kLook);
+  looking_.expires_after(kLookPeriod);
   looking_.async_wait([this](asio::error_code cancelled) {
     if (!cancelled) look_after_failures();
   });

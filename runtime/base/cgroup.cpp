@@ -63,7 +63,7 @@ std::vector<Mount> mounts_of(const fs::path& root) {
 }
 
 bool contains(const std::vector<std::string>& list, const char* word) {
-  return std::find(list.begin(), list.end(), word) != list.end();
+  return std::ranges::find(list, word) != list.end();
 }
 
 // Adds the group and its ancestors, as far as the mount shows them. Without a cgroup namespace a container sees the
@@ -196,8 +196,7 @@ std::vector<MemoryLimit> memory_limits(const Cgroups& groups) {
 }
 
 const MemoryLimit* tightest(const std::vector<MemoryLimit>& limits) {
-  const auto least = std::min_element(limits.begin(), limits.end(),
-                                      [](const MemoryLimit& a, const MemoryLimit& b) { return a.free() < b.free(); });
+  const auto least = std::ranges::min_element(limits, {}, &MemoryLimit::free);
   return least == limits.end() ? nullptr : &*least;
 }
 

@@ -1,6 +1,5 @@
 #include "dtrain/base/error.h"
 
-#include <cerrno>
 #include <filesystem>
 #include <new>
 #include <system_error>

@@ -37,10 +37,7 @@ constexpr rlim_t kMostOpenFiles = 65'536;
 // suffice.
 class FileLock {
  public:
-  explicit FileLock(int fd) : fd_(fd) {
-    while (::flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
-    }
-  }
+  explicit FileLock(int fd) : fd_(fd) { static_cast<void>(TEMP_FAILURE_RETRY(::flock(fd_, LOCK_EX))); }
   ~FileLock() { ::flock(fd_, LOCK_UN); }
   FileLock& operator=(FileLock&&) = delete;
 
@@ -100,17 +97,12 @@ Pipe make_pipe() {
 }
 
 std::optional<std::string> read_to_end(int fd, std::chrono::steady_clock::time_point deadline) {
-  constexpr std::chrono::milliseconds kLongestWait{60'000};
   std::string text;
   for (;;) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-    if (left.count() <= 0) return std::nullopt;
-    pollfd ready{fd, POLLIN, 0};
-    const int count_ready = ::poll(&ready, 1, static_cast<int>(std::min(left, kLongestWait).count()));
-    if (count_ready == 0 || (count_ready < 0 && errno == EINTR)) continue;
+    if (left.count() <= 0 || !wait_readable(fd, left)) return std::nullopt;
     char buffer[4096];
-    const ssize_t count = ::read(fd, buffer, sizeof buffer);
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count = TEMP_FAILURE_RETRY(::read(fd, buffer, sizeof buffer));
     if (count <= 0) return text;
     text.append(buffer, static_cast<std::size_t>(count));
   }
@@ -141,8 +133,7 @@ UniqueFd duplicate(int fd) {
 std::size_t write_all(int fd, std::string_view content) {
   std::size_t done = 0;
   while (done < content.size()) {
-    const ssize_t count = ::write(fd, content.data() + done, content.size() - done);
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count = TEMP_FAILURE_RETRY(::write(fd, content.data() + done, content.size() - done));
     if (count < 0) break;
     done += static_cast<std::size_t>(count);
   }
@@ -161,8 +152,7 @@ std::string read_file(const std::filesystem::path& path, std::size_t limit_bytes
   content.resize(size + 1);
   while (true) {
     if (used == content.size()) content.resize(used * 2 + 4096);
-    const ssize_t count = ::read(fd.get(), content.data() + used, content.size() - used);
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count = TEMP_FAILURE_RETRY(::read(fd.get(), content.data() + used, content.size() - used));
     if (count < 0) fail("read", path, errno);
     if (count == 0) break;
     used += static_cast<std::size_t>(count);

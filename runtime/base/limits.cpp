@@ -62,8 +62,8 @@ std::string bytes_text(std::uint64_t bytes) {
 
 std::terminate_handler handler_before = nullptr;
 std::function<void(const std::exception&)>& reporter() {
-  static auto* const one = new std::function<void(const std::exception&)>;  // threads may outlive static objects
-  return *one;
+  static auto* const function = new std::function<void(const std::exception&)>;  // threads may outlive static objects
+  return *function;
 }
 
 // Where no memory is left the report needs some, which is kept for it. Pages that are not written to cost none.

@@ -1,5 +1,6 @@
 #include "dtrain/base/printable.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
@@ -9,24 +10,10 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/text.h"
 
 namespace dtrain {
 namespace {
-
-constexpr std::string_view kHex = "0123456789abcdef";
-
-// The length of the character that begins with this byte; 0: none begins so.
-std::size_t length_of(unsigned char lead) {
-  return lead < 0x80                    ? 1
-         : lead >= 0xC2 && lead <= 0xDF ? 2
-         : lead >> 4 == 0xE             ? 3
-         : lead >= 0xF0 && lead <= 0xF4 ? 4
-                                        : 0;
-}
-
-bool is_continuation(char byte) {
-  return (static_cast<unsigned char>(byte) & 0xC0) == 0x80;
-}
 
 bool is_harmful(std::uint32_t point) {
   const bool control = (point < 0x20 && point != '\n' && point != '\t') || (point >= 0x7F && point <= 0x9F);
@@ -46,17 +33,8 @@ std::optional<std::size_t> length_of_style(std::string_view text) {
   return end != std::string_view::npos && end < kLongest && text[end] == 'm' ? end + 1 : 0;
 }
 
-void append_escape(std::string& to, std::uint32_t point) {
-  to += "\\u";
-  for (int shift = 12; shift >= 0; shift -= 4) to += kHex[point >> shift & 15];
-}
-
 void append_bytes(std::string& to, std::string_view bytes) {
-  for (const char byte : bytes) {
-    to += "\\x";
-    to += kHex[static_cast<unsigned char>(byte) >> 4];
-    to += kHex[static_cast<unsigned char>(byte) & 15];
-  }
+  for (const char& byte : bytes) to += "\\x" + to_hex({&byte, 1});
 }
 
 // Appends the printable form of `text`. Returns the number of bytes at its end that may be the beginning of a character
@@ -78,25 +56,18 @@ std::size_t append_printable(std::string& to, std::string_view text, Styles styl
       at += *style;
       continue;
     }
-    const std::size_t length = length_of(lead);
-    std::size_t have = 1;
-    while (have < length && at + have < text.size() && is_continuation(text[at + have])) ++have;
-    if (have < length && at + have == text.size()) return have;
-    std::uint32_t point = length <= 1 ? lead : lead & (0xFFu >> (length + 1));
-    for (std::size_t i = 1; i < have; ++i) point = point << 6 | (static_cast<unsigned char>(text[at + i]) & 0x3F);
-    const bool valid = length > 0 && have == length && (length != 3 || (point >= 0x800 && point >> 11 != 0x1B)) &&
-                       (length != 4 || (point >= 0x10000 && point <= 0x10FFFF));
-    if (!valid) {
-      append_bytes(to, text.substr(at, 1));
-      ++at;
+    const Utf8Character character = first_character(text.substr(at));
+    if (character.is_cut_off) return text.size() - at;
+    const std::string_view bytes = text.substr(at, std::max<std::size_t>(1, character.length));
+    if (character.length == 0) {
+      append_bytes(to, bytes);
+    } else if (is_harmful(character.point)) {  // all of these have at most 16 bits
+      const char halves[] = {static_cast<char>(character.point >> 8), static_cast<char>(character.point)};
+      to += "\\u" + to_hex({halves, sizeof halves});
     } else {
-      if (is_harmful(point)) {
-        append_escape(to, point);
-      } else {
-        to.append(text, at, length);
-      }
-      at += length;
+      to += bytes;
     }
+    at += bytes.size();
   }
   return 0;
 }

@@ -52,30 +52,15 @@ constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 }
 
 void reserve_pages(int fd, std::size_t offset, std::size_t size, const std::string& what_for) {
-  int result = 0;
-  do {
-    result = ::fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(size));
-  } while (result != 0 && errno == EINTR);
-  if (result != 0) cannot_reserve(size, what_for, errno);
+  if (TEMP_FAILURE_RETRY(::fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(size))) != 0) {
+    cannot_reserve(size, what_for, errno);
+  }
 }
 
 }  // namespace
 
-SharedMemory::SharedMemory(SharedMemory&& other) noexcept
-    : fd_(std::move(other.fd_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-
-SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
-  if (this != &other) {
-    if (data_) ::munmap(data_, size_);
-    fd_ = std::move(other.fd_);
-    data_ = std::exchange(other.data_, nullptr);
-    size_ = std::exchange(other.size_, 0);
-  }
-  return *this;
-}
-
-SharedMemory::~SharedMemory() {
-  if (data_) ::munmap(data_, size_);
+void SharedMemory::Unmap::operator()(std::byte* data) const {
+  ::munmap(data, size);
 }
 
 SharedMemory SharedMemory::create(const std::string& label, std::size_t size) {
@@ -113,14 +98,14 @@ void SharedMemory::take_huge_pages() const {
   constexpr int kCollapse = 25;  // MADV_COLLAPSE, Linux 6.1; absent from older headers
   constexpr std::size_t kAtOnce = 16 * kHugePage;
   constexpr auto kPatience = std::chrono::milliseconds(200);  // ten times the time with free memory
-  for (std::size_t begin = 0; begin + kHugePage <= size_; begin += kAtOnce) {
-    const std::size_t end = std::min(begin + kAtOnce, size_ / kHugePage * kHugePage);
+  for (std::size_t begin = 0; begin + kHugePage <= size(); begin += kAtOnce) {
+    const std::size_t end = std::min(begin + kAtOnce, size() / kHugePage * kHugePage);
     // The kernel needs one present page in each huge page.
     for (std::size_t at = begin; at < end; at += kHugePage) {
-      static_cast<void>(*static_cast<const volatile std::byte*>(data_ + at));
+      static_cast<void>(*static_cast<const volatile std::byte*>(data() + at));
     }
     const auto began = std::chrono::steady_clock::now();
-    if (::madvise(data_ + begin, end - begin, kCollapse) != 0) return;
+    if (::madvise(data() + begin, end - begin, kCollapse) != 0) return;
     if (std::chrono::steady_clock::now() - began > kPatience) return;
   }
 }

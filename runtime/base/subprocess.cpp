@@ -88,8 +88,7 @@ void close_all_on_exec() {
 
 std::string find_program(const std::string& program, const std::vector<std::string>& environment) {
   if (program.find('/') != std::string::npos) return program;
-  const auto entry = std::find_if(environment.begin(), environment.end(),
-                                  [](const std::string& text) { return text.starts_with("PATH="); });
+  const auto entry = std::ranges::find_if(environment, [](const std::string& s) { return s.starts_with("PATH="); });
   const std::string path = entry == environment.end() ? std::string() : entry->substr(5);
   const std::filesystem::path found = find_in_path(program, entry == environment.end() ? nullptr : &path);
   if (!found.empty()) return found;
@@ -101,8 +100,8 @@ std::vector<std::string> child_environment(const ProcessOptions& options) {
   for (char** entry = environ; *entry; ++entry) {
     const std::string_view text = *entry;
     const std::string name(text.substr(0, text.find('=')));
-    const bool dropped = options.environment.contains(name) ||
-                         std::find(options.unset.begin(), options.unset.end(), name) != options.unset.end();
+    const bool dropped =
+        options.environment.contains(name) || std::ranges::find(options.unset, name) != options.unset.end();
     if (!dropped) result.emplace_back(text);
   }
   for (const auto& [name, value] : options.environment) result.push_back(name + "=" + value);
@@ -128,8 +127,7 @@ std::string describe_failure(const ProcessOptions& options, Step step) {
 }
 
 void reap(pid_t pid) {
-  while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
-  }
+  static_cast<void>(TEMP_FAILURE_RETRY(::waitpid(pid, nullptr, 0)));
 }
 
 std::string loader_error() {
@@ -153,8 +151,7 @@ std::filesystem::path find_module(const std::string& file) {
       },
       &candidates);
   std::error_code code;
-  const auto found = std::find_if(candidates.begin(), candidates.end(),
-                                  [&](const auto& path) { return std::filesystem::exists(path, code); });
+  const auto found = std::ranges::find_if(candidates, [&](const auto& path) { return exists(path, code); });
   return found == candidates.end() ? candidates.front() : *found;
 }
 
@@ -209,11 +206,7 @@ Process Process::start(const ProcessOptions& options) {
   spare_writer.reset();
 
   ChildFailure failure{};
-  ssize_t count = 0;
-  do {
-    count = ::read(report.reader.get(), &failure, sizeof failure);
-  } while (count < 0 && errno == EINTR);
-  if (count == sizeof failure) {
+  if (TEMP_FAILURE_RETRY(::read(report.reader.get(), &failure, sizeof failure)) == sizeof failure) {
     reap(pid);
     throw SystemError(describe_failure(options, failure.step), failure.code);
   }
@@ -233,24 +226,18 @@ Process::Process(Process&& other) noexcept
       own_group_(other.own_group_),
       status_(other.status_) {}
 
-Process& Process::operator=(Process&& other) noexcept {
-  if (this != &other) {
-    const Process ended(std::move(*this));  // killed and reaped at the end of this block
-    pid_ = std::exchange(other.pid_, -1);
-    pidfd_ = std::move(other.pidfd_);
-    own_group_ = other.own_group_;
-    status_ = other.status_;
-  }
+// The process that this object had before is killed and reaped with `other`.
+Process& Process::operator=(Process other) noexcept {
+  std::swap(pid_, other.pid_);
+  std::swap(pidfd_, other.pidfd_);
+  std::swap(own_group_, other.own_group_);
+  std::swap(status_, other.status_);
   return *this;
 }
 
 Process::~Process() {
   if (pid_ < 0 || status_) return;
-  if (own_group_) {
-    kill_group(SIGKILL);
-  } else {
-    kill(SIGKILL);
-  }
+  own_group_ ? kill_group(SIGKILL) : kill(SIGKILL);
   reap(pid_);
 }
 
@@ -261,8 +248,8 @@ std::optional<ExitStatus> Process::wait(std::chrono::milliseconds timeout) {
   // its number could already belong to another group.
   kill_group(SIGKILL);
   int raw = 0;
-  while (::waitpid(pid_, &raw, 0) < 0) {
-    if (errno != EINTR) throw SystemError("cannot wait for process " + std::to_string(pid_), errno);
+  if (TEMP_FAILURE_RETRY(::waitpid(pid_, &raw, 0)) < 0) {
+    throw SystemError("cannot wait for process " + std::to_string(pid_), errno);
   }
   status_ = WIFSIGNALED(raw) ? ExitStatus{0, WTERMSIG(raw)} : ExitStatus{WEXITSTATUS(raw), 0};
   return status_;

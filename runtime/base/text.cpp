@@ -4,6 +4,8 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
+#include <utility>
 
 namespace dtrain {
 namespace {
@@ -105,9 +107,8 @@ std::string_view trimmed(std::string_view text, std::string_view space) {
 
 std::string first_line(std::string_view text) {
   constexpr std::string_view kSpace = " \t\r\n";
-  const std::size_t start = std::min(text.find_first_not_of(kSpace), text.size());
-  const std::string_view line = text.substr(start, text.find('\n', start) - start);
-  return std::string(line.substr(0, line.find_last_not_of(kSpace) + 1));
+  text = trimmed(text, kSpace);
+  return std::string(trimmed(text.substr(0, text.find('\n')), kSpace));
 }
 
 std::string ranges_text(std::span<const int> numbers, std::string_view separator, std::size_t shortest) {
@@ -138,25 +139,29 @@ std::vector<int> take_ranges(std::string_view& text, char separator) {
   }
 }
 
+Utf8Character first_character(std::string_view text) {
+  const auto lead = static_cast<std::uint8_t>(text[0]);
+  const std::size_t length = lead < 0x80                    ? 1
+                             : lead >= 0xC2 && lead <= 0xDF ? 2
+                             : lead >> 4 == 0xE             ? 3
+                             : lead >= 0xF0 && lead <= 0xF4 ? 4
+                                                            : 0;
+  std::uint32_t point = length <= 1 ? lead : lead & (0xFFu >> (length + 1));
+  std::size_t have = 1;
+  for (; have < std::min(length, text.size()) && (static_cast<std::uint8_t>(text[have]) & 0xC0) == 0x80; ++have) {
+    point = point << 6 | (static_cast<std::uint8_t>(text[have]) & 0x3F);
+  }
+  if (have < length) return {.is_cut_off = have == text.size()};
+  const bool is_wrong =
+      (length == 3 && (point < 0x800 || point >> 11 == 0x1B)) || (length == 4 && (point < 0x10000 || point > 0x10FFFF));
+  return is_wrong ? Utf8Character{} : Utf8Character{length, point};
+}
+
 bool is_valid_utf8(std::string_view text) {
-  for (std::size_t i = 0; i < text.size();) {
-    const auto lead = static_cast<std::uint8_t>(text[i]);
-    const std::size_t length = lead < 0x80                    ? 1
-                               : lead >= 0xC2 && lead <= 0xDF ? 2
-                               : (lead & 0xF0) == 0xE0        ? 3
-                               : lead >= 0xF0 && lead <= 0xF4 ? 4
-                                                              : 0;
-    if (length == 0 || text.size() - i < length) return false;
-    std::uint32_t point = length == 1 ? lead : lead & (0xFFu >> (length + 1));
-    for (std::size_t k = 1; k < length; ++k) {
-      const auto next = static_cast<std::uint8_t>(text[i + k]);
-      if ((next & 0xC0) != 0x80) return false;
-      point = point << 6 | (next & 0x3F);
-    }
-    // Overlong forms, surrogates and values beyond Unicode are invalid.
-    if (length == 3 && (point < 0x800 || (point >= 0xD800 && point <= 0xDFFF))) return false;
-    if (length == 4 && (point < 0x10000 || point > 0x10FFFF)) return false;
-    i += length;
+  while (!text.empty()) {
+    const std::size_t length = first_character(text).length;
+    if (length == 0) return false;
+    text.remove_prefix(length);
   }
   return true;
 }
@@ -168,28 +173,13 @@ std::string shell_quoted(std::string_view text) {
 }
 
 std::string html_escaped(std::string_view text) {
+  constexpr std::pair<char, std::string_view> kEscapes[] = {
+      {'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'"', "&quot;"}, {'\'', "&#39;"}};
   std::string result;
   result.reserve(text.size());
-  for (const char letter : text) {
-    switch (letter) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      case '\'':
-        result += "&#39;";
-        break;
-      default:
-        result += letter;
-    }
+  for (const char& letter : text) {
+    const auto* const escape = std::ranges::find(kEscapes, letter, &std::pair<char, std::string_view>::first);
+    result += escape == std::end(kEscapes) ? std::string_view(&letter, 1) : escape->second;
   }
   return result;
 }

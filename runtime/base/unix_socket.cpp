@@ -143,10 +143,7 @@ std::optional<UnixMessage> UnixSocket::receive(std::chrono::milliseconds timeout
   header.msg_iovlen = 1;
   header.msg_control = control.data();
   header.msg_controllen = control.size();
-  ssize_t count = 0;
-  do {
-    count = ::recvmsg(fd_.get(), &header, MSG_CMSG_CLOEXEC);
-  } while (count < 0 && errno == EINTR);
+  const ssize_t count = TEMP_FAILURE_RETRY(::recvmsg(fd_.get(), &header, MSG_CMSG_CLOEXEC));
   if (count < 0 && !is_gone(errno)) throw SystemError("cannot receive from a UNIX socket", errno);
   if (count <= 0) return std::nullopt;
 
@@ -200,9 +197,9 @@ std::optional<UnixSocket> UnixListener::accept(std::chrono::milliseconds timeout
 std::string random_hex(std::size_t bytes) {
   std::string random(bytes, '\0');
   for (std::size_t have = 0; have < bytes;) {
-    const ssize_t count = ::getrandom(random.data() + have, bytes - have, 0);
-    if (count < 0 && errno != EINTR) throw SystemError("cannot get random bytes", errno);
-    if (count > 0) have += static_cast<std::size_t>(count);
+    const ssize_t count = TEMP_FAILURE_RETRY(::getrandom(random.data() + have, bytes - have, 0));
+    if (count < 0) throw SystemError("cannot get random bytes", errno);
+    have += static_cast<std::size_t>(count);
   }
   return to_hex(random);
 }

@@ -1,6 +1,5 @@
 #include "dtrain/base/untrusted.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -37,65 +36,6 @@ void check_regular(const std::filesystem::path& path, const struct stat& info, s
   throw SystemError("cannot read " + path.string(), code,
                     code == EMFILE || code == ENFILE ? "raise the limit of open files (ulimit -n)" : "");
 }
-
-}  // namespace
-
-UniqueFd open_regular(const std::filesystem::path& path, std::uint64_t most_bytes) {
-  // To open a device may have an effect (a watchdog, a tape), so it is looked at first. It may be exchanged in between.
-  struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) cannot_read(path, errno);
-  check_regular(path, info, most_bytes);
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-  if (!fd || ::fstat(fd.get(), &info) != 0) cannot_read(path, errno);
-  check_regular(path, info, most_bytes);
-  return fd;
-}
-
-std::string json_reason(const std::exception& error) {
-  std::string reason = error.what();  // opens with the library's name and a number in brackets
-  if (const auto bracket = reason.find("] "); bracket != std::string::npos) reason.erase(0, bracket + 2);
-  return reason;
-}
-
-FileLines::FileLines(UniqueFd fd, std::size_t chunk) : fd_(std::move(fd)), chunk_(chunk), buffer_(chunk + kPadding) {}
-
-bool FileLines::next(std::string_view& line, bool& cut_off) {
-  for (std::size_t searched = begin_;;) {
-    const char* const found = static_cast<const char*>(std::memchr(buffer_.data() + searched, '\n', end_ - searched));
-    if (found != nullptr || (at_end_ && begin_ < end_)) {
-      cut_off = found == nullptr;
-      const std::size_t stop = cut_off ? end_ : static_cast<std::size_t>(found - buffer_.data());
-      line = {buffer_.data() + begin_, stop - begin_};
-      begin_ = cut_off ? stop : stop + 1;
-      ++number_;
-      return true;
-    }
-    if (at_end_) return false;
-    if (end_ - begin_ > kLongestLine) {
-      too_long_ = at_end_ = true;
-      begin_ = end_ = 0;
-      return false;
-    }
-    searched = end_ - begin_;
-    refill();
-  }
-}
-
-void FileLines::refill() {
-  std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
-  end_ -= begin_;
-  begin_ = 0;
-  if (buffer_.size() < end_ + chunk_ + kPadding) buffer_.resize(2 * buffer_.size() + chunk_);
-  ssize_t got = 0;
-  do {
-    got = ::read(fd_.get(), buffer_.data() + end_, chunk_);
-  } while (got < 0 && errno == EINTR);
-  if (got < 0) throw SystemError("cannot read after line " + std::to_string(number_), errno);
-  if (got == 0) at_end_ = true;
-  end_ += static_cast<std::size_t>(got);
-}
-
-namespace {
 
 constexpr std::size_t kMostMembers = 16'384;
 constexpr std::size_t kMostDepth = 100;
@@ -216,7 +156,85 @@ class JsonBuilder {
   bool cut_off_ = false;
 };
 
+unsigned type_of(const Json& value) {
+  return value.is_string()           ? KnownMember::kText
+         : value.is_number_integer() ? KnownMember::kInteger
+         : value.is_number()         ? KnownMember::kNumber
+         : value.is_boolean()        ? KnownMember::kTruth
+         : value.is_array()          ? KnownMember::kList
+         : value.is_object()         ? KnownMember::kObject
+                                     : KnownMember::kNull;
+}
+
+constexpr std::pair<unsigned, const char*> kTypeNames[] = {
+    {KnownMember::kText, "a text"},     {KnownMember::kInteger, "a whole number"},
+    {KnownMember::kNumber, "a number"}, {KnownMember::kTruth, "true or false"},
+    {KnownMember::kList, "a list"},     {KnownMember::kObject, "an object"},
+    {KnownMember::kNull, "null"},
+};
+
+std::string names_of(unsigned types) {
+  std::vector<std::string> names;
+  for (const auto& [type, name] : kTypeNames) {
+    const bool is_part = type == KnownMember::kInteger && (types & KnownMember::kNumber) != 0;
+    if ((types & type) != 0 && !is_part) names.emplace_back(name);
+  }
+  return join(names, " or ");
+}
+
 }  // namespace
+
+UniqueFd open_regular(const std::filesystem::path& path, std::uint64_t most_bytes) {
+  // To open a device may have an effect (a watchdog, a tape), so it is looked at first. It may be exchanged in between.
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) cannot_read(path, errno);
+  check_regular(path, info, most_bytes);
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  if (!fd || ::fstat(fd.get(), &info) != 0) cannot_read(path, errno);
+  check_regular(path, info, most_bytes);
+  return fd;
+}
+
+std::string json_reason(const std::exception& error) {
+  std::string reason = error.what();  // opens with the library's name and a number in brackets
+  if (const auto bracket = reason.find("] "); bracket != std::string::npos) reason.erase(0, bracket + 2);
+  return reason;
+}
+
+FileLines::FileLines(UniqueFd fd, std::size_t chunk) : fd_(std::move(fd)), chunk_(chunk), buffer_(chunk + kPadding) {}
+
+bool FileLines::next(std::string_view& line, bool& cut_off) {
+  for (std::size_t searched = begin_;;) {
+    const char* const found = static_cast<const char*>(std::memchr(buffer_.data() + searched, '\n', end_ - searched));
+    if (found != nullptr || (at_end_ && begin_ < end_)) {
+      cut_off = found == nullptr;
+      const std::size_t stop = cut_off ? end_ : static_cast<std::size_t>(found - buffer_.data());
+      line = {buffer_.data() + begin_, stop - begin_};
+      begin_ = cut_off ? stop : stop + 1;
+      ++number_;
+      return true;
+    }
+    if (at_end_) return false;
+    if (end_ - begin_ > kLongestLine) {
+      too_long_ = at_end_ = true;
+      begin_ = end_ = 0;
+      return false;
+    }
+    searched = end_ - begin_;
+    refill();
+  }
+}
+
+void FileLines::refill() {
+  std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+  end_ -= begin_;
+  begin_ = 0;
+  if (buffer_.size() < end_ + chunk_ + kPadding) buffer_.resize(2 * buffer_.size() + chunk_);
+  const ssize_t got = TEMP_FAILURE_RETRY(::read(fd_.get(), buffer_.data() + end_, chunk_));
+  if (got < 0) throw SystemError("cannot read after line " + std::to_string(number_), errno);
+  if (got == 0) at_end_ = true;
+  end_ += static_cast<std::size_t>(got);
+}
 
 Json parse_untrusted(std::string_view text) {
   JsonBuilder builder;
@@ -233,46 +251,6 @@ std::optional<Json> parse_if_valid(std::string_view text) {
   }
 }
 
-namespace {
-
-JsonType type_of(const Json& value) {
-  switch (value.type()) {
-    case Json::value_t::string:
-      return JsonType::kText;
-    case Json::value_t::number_integer:
-    case Json::value_t::number_unsigned:
-      return JsonType::kInteger;
-    case Json::value_t::number_float:
-      return JsonType::kNumber;
-    case Json::value_t::boolean:
-      return JsonType::kTruth;
-    case Json::value_t::array:
-      return JsonType::kList;
-    case Json::value_t::object:
-      return JsonType::kObject;
-    default:
-      return JsonType::kNull;
-  }
-}
-
-constexpr std::pair<JsonType, const char*> kTypeNames[] = {
-    {JsonType::kText, "a text"},     {JsonType::kInteger, "a whole number"},
-    {JsonType::kNumber, "a number"}, {JsonType::kTruth, "true or false"},
-    {JsonType::kList, "a list"},     {JsonType::kObject, "an object"},
-    {JsonType::kNull, "null"},
-};
-
-std::string names_of(unsigned types) {
-  std::vector<std::string> names;
-  for (const auto& [type, name] : kTypeNames) {
-    const bool is_part = type == JsonType::kInteger && (types & static_cast<unsigned>(JsonType::kNumber)) != 0;
-    if ((types & static_cast<unsigned>(type)) != 0 && !is_part) names.emplace_back(name);
-  }
-  return join(names, " or ");
-}
-
-}  // namespace
-
 std::vector<std::string> take_out_wrong_members(Json& object, std::span<const KnownMember> members) {
   std::vector<std::string> problems;
   for (const KnownMember& known : members) {
@@ -286,9 +264,8 @@ std::vector<std::string> take_out_wrong_members(Json& object, std::span<const Kn
     if (parent == nullptr) continue;
     const auto found = parent->find(std::string(rest));
     if (found == parent->end()) continue;
-    unsigned allowed = known.types;
-    if ((allowed & static_cast<unsigned>(JsonType::kNumber)) != 0) allowed = allowed | JsonType::kInteger;
-    const auto type = static_cast<unsigned>(type_of(*found));
+    const unsigned allowed = known.types | ((known.types & KnownMember::kNumber) != 0 ? KnownMember::kInteger : 0u);
+    const unsigned type = type_of(*found);
     if ((allowed & type) != 0) continue;
     problems.push_back('"' + std::string(known.path) + "\" is " + names_of(type) + ", not " + names_of(known.types));
     parent->erase(found);

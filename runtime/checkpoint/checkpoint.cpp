@@ -17,12 +17,7 @@ namespace fs = std::filesystem;
 // Returns the damage of a file that its size and kind show; empty: none.
 std::string size_problem(const fs::path& checkpoint, const ManifestFile& file) {
   struct stat info {};
-  if (::stat((checkpoint / file.name).c_str(), &info) != 0) {
-    return file.name + " cannot be read: " + std::generic_category().message(errno);
-  }
-  if (!S_ISREG(info.st_mode)) return file.name + " is not a file";
-  if (static_cast<std::uint64_t>(info.st_size) == file.bytes) return {};
-  return file.name + " has " + std::to_string(info.st_size) + " bytes instead of " + std::to_string(file.bytes);
+  return size_problem(file, ::stat((checkpoint / file.name).c_str(), &info) == 0, info);
 }
 
 [[noreturn]] void cannot_read(const fs::path& folder, const std::error_code& code) {
@@ -152,8 +147,7 @@ std::vector<Entry> superseded(const std::vector<Entry>& all, std::int64_t writte
   std::vector<Entry> entries = all;
   std::erase_if(entries, [&](const Entry& entry) {
     const auto& passed_over = retention.passed_over;
-    return entry.about.step != written &&
-           std::find(passed_over.begin(), passed_over.end(), entry.about.step) != passed_over.end();
+    return entry.about.step != written && std::ranges::find(passed_over, entry.about.step) != passed_over.end();
   });
   std::set<std::int64_t> kept{written};
   for (const Entry& entry : best_of(entries, retention.best)) kept.insert(entry.about.step);
@@ -167,11 +161,9 @@ std::vector<Entry> superseded(const std::vector<Entry>& all, std::int64_t writte
     kept.insert(newest[i]->about.step);
   }
   // If the new weights are not finite, the newest finite checkpoint stays: training can continue only from it.
-  const auto one =
-      std::find_if(entries.begin(), entries.end(), [&](auto& entry) { return entry.about.step == written; });
-  if (one != entries.end() && !one->not_finite.empty()) {
-    const auto finite =
-        std::find_if(newest.begin(), newest.end(), [](const Entry* entry) { return entry->leads_on(); });
+  const auto newly_written = std::ranges::find(entries, written, [](const Entry& entry) { return entry.about.step; });
+  if (newly_written != entries.end() && !newly_written->not_finite.empty()) {
+    const auto finite = std::ranges::find_if(newest, &Entry::leads_on);
     if (finite != newest.end()) kept.insert((*finite)->about.step);
   }
   std::vector<Entry> gone;

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/untrusted.h"

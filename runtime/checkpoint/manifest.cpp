@@ -2,6 +2,8 @@
 
 #include <set>
 
+#include <spdlog/fmt/fmt.h>
+
 #include "dtrain/base/crc32c.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
@@ -70,15 +72,11 @@ Manifest manifest_from(const Json& json) {
 }  // namespace
 
 std::string checksum_text(std::uint32_t checksum) {
-  char text[kChecksumDigits + 1];
-  std::snprintf(text, sizeof text, "%08x", checksum);
-  return text;
+  return fmt::format("{:0{}x}", checksum, kChecksumDigits);
 }
 
 std::string rank_file(int rank) {
-  char text[64];
-  std::snprintf(text, sizeof text, "rank-%04d.safetensors", rank);
-  return text;
+  return fmt::format("rank-{:04}.safetensors", rank);
 }
 
 Json to_json(const About& about) {

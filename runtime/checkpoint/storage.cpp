@@ -52,6 +52,13 @@ std::optional<std::int64_t> step_of_folder(std::string_view name) {
   return step ? step : step_of(name, kReplacedPrefix);
 }
 
+std::string size_problem(const ManifestFile& file, bool found, const struct stat& info) {
+  if (!found) return file.name + " cannot be read: " + std::generic_category().message(errno);
+  if (!S_ISREG(info.st_mode)) return file.name + " is not a file";
+  if (static_cast<std::uint64_t>(info.st_size) == file.bytes) return {};
+  return file.name + " has " + std::to_string(info.st_size) + " bytes instead of " + std::to_string(file.bytes);
+}
+
 fs::path storage_of_run(const fs::path& run_folder) {
   fs::path own = run_folder / kOwnFolder;
   const fs::path file = own / kStorageFile;
@@ -148,11 +155,8 @@ bool StorageLock::try_take() {
   }
   UniqueFd fd(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
   if (!fd) throw SystemError("cannot open " + path_.string(), errno);
-  while (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno == EINTR) continue;
-    if (errno == EWOULDBLOCK) return false;
-    break;  // a file system without locks
-  }
+  // Another error is that of a file system without locks.
+  if (TEMP_FAILURE_RETRY(::flock(fd.get(), LOCK_EX | LOCK_NB)) != 0 && errno == EWOULDBLOCK) return false;
   fd_ = std::move(fd);
   return true;
 }

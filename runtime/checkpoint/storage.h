@@ -11,7 +11,10 @@
 #include <string_view>
 #include <utility>
 
+#include <sys/stat.h>
+
 #include "dtrain/base/file.h"
+#include "dtrain/checkpoint/checkpoint.h"
 
 namespace dtrain::checkpoints {
 
@@ -36,6 +39,10 @@ inline std::string step_folder(std::int64_t step) {
 std::optional<std::int64_t> step_of(std::string_view name, std::string_view prefix);
 // Returns the step in the name of a complete or replaced checkpoint; empty: the name is another.
 std::optional<std::int64_t> step_of_folder(std::string_view name);
+
+// Returns the damage of a checkpoint's file that its kind and size show, if it was `found`; empty: none. Else errno has
+// the reason.
+std::string size_problem(const ManifestFile& file, bool found, const struct stat& info);
 
 // Makes the names in a folder durable. SystemError.
 void sync_folder(const std::filesystem::path& folder);

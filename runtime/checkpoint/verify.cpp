@@ -39,9 +39,9 @@ std::string place(const Piece& piece, std::uint64_t into) {
 std::string check_piece(const Piece& piece, std::vector<std::byte>& buffer) {
   std::size_t have = 0;
   while (have < piece.bytes()) {
-    const ssize_t count = ::pread(piece.file->fd.get(), buffer.data() + have, piece.bytes() - have,
-                                  static_cast<off_t>(piece.offset() + have));
-    if (count < 0 && errno == EINTR) continue;
+    const auto at = static_cast<off_t>(piece.offset() + have);
+    const ssize_t count =
+        TEMP_FAILURE_RETRY(::pread(piece.file->fd.get(), buffer.data() + have, piece.bytes() - have, at));
     if (count < 0) return place(piece, have) + " cannot be read: " + std::generic_category().message(errno);
     if (count == 0) return place(piece, have) + " ends; it has " + std::to_string(piece.file->about->bytes) + " bytes";
     have += static_cast<std::size_t>(count);
@@ -58,12 +58,7 @@ std::string open_file(const std::filesystem::path& folder, const ManifestFile& a
   file.about = &about;
   file.fd = UniqueFd(::open((folder / about.name).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // it may be a pipe
   struct stat info {};
-  if (!file.fd || ::fstat(file.fd.get(), &info) != 0) {
-    return about.name + " cannot be read: " + std::generic_category().message(errno);
-  }
-  if (!S_ISREG(info.st_mode)) return about.name + " is not a file";
-  if (static_cast<std::uint64_t>(info.st_size) == about.bytes) return {};
-  return about.name + " has " + std::to_string(info.st_size) + " bytes instead of " + std::to_string(about.bytes);
+  return size_problem(about, file.fd && ::fstat(file.fd.get(), &info) == 0, info);
 }
 
 }  // namespace
@@ -74,8 +69,7 @@ std::string checksum_of_file(const std::filesystem::path& file) {
   std::vector<std::byte> buffer(kPieceBytes);
   std::uint32_t checksum = 0;
   while (true) {
-    const ssize_t count = ::read(fd.get(), buffer.data(), buffer.size());
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count = TEMP_FAILURE_RETRY(::read(fd.get(), buffer.data(), buffer.size()));
     if (count < 0) throw SystemError("cannot read " + file.string(), errno);
     if (count == 0) return checksum_text(checksum);
     checksum = crc32c(std::span(buffer).first(static_cast<std::size_t>(count)), checksum);

@@ -174,7 +174,7 @@ Json describe_json(const checkpoints::Entry& entry) {
 }
 
 // Lines of names and their values. A name without a value gets no line.
-class Facts {
+class CheckpointFacts {
  public:
   void add(const std::string& name, const std::string& value) {
     if (!value.empty()) rows_.emplace_back(name, value);
@@ -210,7 +210,7 @@ std::string words_for(const std::string& key) {
 }
 
 // Adds the entries of the run's own description; nested values as JSON.
-void add_run(const Json& run, Facts& facts) {
+void add_run(const Json& run, CheckpointFacts& facts) {
   if (!run.is_object()) return;
   for (const auto& [key, value] : run.items()) {
     if (value.is_null() || (value.is_structured() && key == "experiment")) continue;  // describe --json has it
@@ -221,7 +221,7 @@ void add_run(const Json& run, Facts& facts) {
 std::string describe_text(const checkpoints::Entry& entry) {
   const checkpoints::About& about = entry.about;
   const auto time = std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(about.time));
-  Facts facts;
+  CheckpointFacts facts;
   facts.add("checkpoint", entry.path.string());
   facts.add("step", std::to_string(about.step) + " batches done, in epoch " + std::to_string(about.epoch + 1));
   facts.add("saved", format_utc(time).substr(0, 19) + "Z" + (about.reason.empty() ? "" : ", reason: " + about.reason));

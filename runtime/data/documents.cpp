@@ -16,8 +16,8 @@
 namespace dtrain::data {
 namespace {
 
-constexpr std::int64_t kBlockBytes = 4 << 20;
-constexpr std::int64_t kMostBlocks = 1 << 16;
+constexpr std::int64_t kDocumentBlockBytes = 4 << 20;
+constexpr std::int64_t kMostDocumentBlocks = 1 << 16;
 
 // All ranges, with one array for each property.
 struct Ranges {
@@ -164,11 +164,11 @@ class TokenRanges final : public SampleSource {
   std::int64_t tokens_of(std::int64_t index) const { return std::int64_t{targets_[place(index)]} + 1; }
   const TokenFile& file_of(std::int64_t index) const { return *files_[static_cast<std::size_t>(file_[place(index)])]; }
 
-  // Divides the samples into blocks: consecutive samples of one file with kBlockBytes bytes or somewhat more.
+  // Divides the samples into blocks: consecutive samples of one file with kDocumentBlockBytes bytes or somewhat more.
   void divide() {
     std::int64_t total = 0;
     for (std::int64_t i = 0; i < size(); ++i) total += bytes_of(i);
-    blocks_.bytes = std::max(kBlockBytes, total / kMostBlocks);
+    blocks_.bytes = std::max(kDocumentBlockBytes, total / kMostDocumentBlocks);
     for (std::int64_t first = 0; first < size();) {
       std::int64_t next = first;
       for (std::int64_t bytes = 0; next < size() && bytes < blocks_.bytes && file_[place(next)] == file_[place(first)];

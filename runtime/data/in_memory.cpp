@@ -9,9 +9,9 @@ namespace dtrain::data {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x0031544553544144;  // "DATSET1"
-constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kMemoryAlignment = 64;
 
-struct Head {
+struct MemoryHead {
   std::uint64_t magic = kMagic;
   std::uint64_t text_bytes = 0;  // bytes of the JSON that follows
 };
@@ -26,14 +26,14 @@ struct Layout {
 }
 
 Layout lay_out(std::int64_t size, const std::vector<Field>& fields, std::size_t text_bytes) {
-  Layout layout{{}, sizeof(Head) + text_bytes};
+  Layout layout{{}, sizeof(MemoryHead) + text_bytes};
   for (const auto& field : fields) {
     std::size_t bytes = size_of(field.type) * static_cast<std::size_t>(size);
     for (const auto extent : field.shape) {
       if (extent < 1) throw DataError("field " + field.name + " has a dimension of " + std::to_string(extent));
       if (__builtin_mul_overflow(bytes, static_cast<std::size_t>(extent), &bytes)) too_large(size);
     }
-    layout.total = (layout.total + kAlignment - 1) / kAlignment * kAlignment;
+    layout.total = (layout.total + kMemoryAlignment - 1) / kMemoryAlignment * kMemoryAlignment;
     layout.offsets.push_back(layout.total);
     if (__builtin_add_overflow(layout.total, bytes, &layout.total) || layout.total > SIZE_MAX / 2) too_large(size);
   }
@@ -56,7 +56,7 @@ InMemoryDataset InMemoryDataset::allocate(const std::string& label, std::int64_t
     throw DataError("a data set of " + std::to_string(size) + " samples cannot be made");
   }
   const auto text = to_line(to_json(size, fields));
-  const Head head{kMagic, text.size()};
+  const MemoryHead head{kMagic, text.size()};
   auto memory = SharedMemory::create(label, lay_out(size, fields, text.size()).total);
   std::memcpy(memory.data(), &head, sizeof head);
   std::memcpy(memory.data() + sizeof head, text.data(), text.size());
@@ -64,7 +64,7 @@ InMemoryDataset InMemoryDataset::allocate(const std::string& label, std::int64_t
 }
 
 InMemoryDataset::InMemoryDataset(SharedMemory memory) : memory_(std::move(memory)) {
-  Head head{0, 0};
+  MemoryHead head{0, 0};
   if (memory_.size() >= sizeof head) std::memcpy(&head, memory_.data(), sizeof head);
   if (head.magic != kMagic || head.text_bytes > memory_.size() - sizeof head) {
     throw DataError("shared memory of " + std::to_string(memory_.size()) + " bytes does not hold a data set",

@@ -14,14 +14,14 @@
 namespace dtrain::host {
 namespace {
 
-struct Kind {
+struct NetworkKind {
   std::uint32_t type;
   const char* name;
 };
 
 // The numbers are from statfs(2), linux/magic.h, and the documents of file systems outside Linux. 9p is left out,
 // because containers and virtual machines use it for folders of their own host.
-constexpr Kind kNetwork[] = {
+constexpr NetworkKind kNetwork[] = {
     {0x6969, "nfs"},       {0x517B, "smbfs"},      {0xFE534D42, "smb2"}, {0xFF534D42, "cifs"},
     {0x5346414F, "afs"},   {0x6B414653, "afs"},    {0x73757245, "coda"}, {0x564C, "ncp"},
     {0x00C36400, "ceph"},  {0x0BD00BD0, "lustre"}, {0x47504653, "gpfs"}, {0x19830326, "beegfs"},
@@ -36,11 +36,10 @@ constexpr std::array<std::string_view, 11> kNetworkFuse{"sshfs",   "glusterfs", 
 
 std::optional<std::string> network_filesystem(long type, std::string_view name) {
   const auto number = static_cast<std::uint32_t>(type);
-  for (const Kind& kind : kNetwork) {
-    if (kind.type == number) return kind.name;
-  }
+  const auto* const known = std::ranges::find(kNetwork, number, &NetworkKind::type);
+  if (known != std::end(kNetwork)) return known->name;
   if (number != kFuse || !name.starts_with("fuse.")) return std::nullopt;
-  const bool network = std::find(kNetworkFuse.begin(), kNetworkFuse.end(), name.substr(5)) != kNetworkFuse.end();
+  const bool network = std::ranges::find(kNetworkFuse, name.substr(5)) != kNetworkFuse.end();
   return network ? std::optional<std::string>(name) : std::nullopt;
 }
 

@@ -1,7 +1,6 @@
 #include "dtrain/host/gpus.h"
 
 #include <algorithm>
-#include <array>
 #include <iterator>
 
 #include "dtrain/base/text.h"
@@ -9,31 +8,9 @@
 
 namespace dtrain::host {
 
-struct Gpus::Nvml {
-  NvmlSession session;
+struct Gpus::Nvml : NvmlSession {
+  using NvmlSession::NvmlSession;
   std::vector<nvml::Device> devices;  // as in list()
-
-  nvml::DeviceGetText* uuid = session.find("nvmlDeviceGetUUID");
-  nvml::DeviceGetText* name = session.find("nvmlDeviceGetName");
-  nvml::DeviceGetPciInfo* pci = session.find("nvmlDeviceGetPciInfo_v3");
-  nvml::DeviceGetMemoryInfo* memory = session.find("nvmlDeviceGetMemoryInfo");
-  nvml::DeviceGetUtilizationRates* utilization = session.find("nvmlDeviceGetUtilizationRates");
-  nvml::DeviceGetTemperature* temperature = session.find("nvmlDeviceGetTemperature");
-  nvml::DeviceGetTemperatureThreshold* temperature_threshold = session.find("nvmlDeviceGetTemperatureThreshold");
-  nvml::DeviceGetCudaComputeCapability* compute_capability = session.find("nvmlDeviceGetCudaComputeCapability");
-  nvml::DeviceGetCurrentClocksThrottleReasons* throttle_reasons =
-      session.find("nvmlDeviceGetCurrentClocksThrottleReasons");
-  nvml::DeviceGetComputeRunningProcesses* processes = session.find("nvmlDeviceGetComputeRunningProcesses_v3");
-  nvml::DeviceGetTotalEccErrors* ecc_errors = session.find("nvmlDeviceGetTotalEccErrors");
-  nvml::DeviceGetRetiredPagesPendingStatus* pages_pending = session.find("nvmlDeviceGetRetiredPagesPendingStatus");
-  nvml::DeviceGetRemappedRows* remapped_rows = session.find("nvmlDeviceGetRemappedRows");
-
-  explicit Nvml(const std::string& path) : session(path) {}
-
-  std::string text(nvml::DeviceGetText* get, nvml::Device device) const {
-    std::array<char, nvml::kLongestText + 1> buffer{};
-    return get && get(device, buffer.data(), nvml::kLongestText) == nvml::kSuccess ? buffer.data() : std::string();
-  }
 
   // Returns the problem of a GPU; empty: none. A value that the GPU does not support or report is no problem.
   std::string problem(nvml::Device device) const {
@@ -41,18 +18,16 @@ struct Gpus::Nvml {
     unsigned uncorrected = 0;
     unsigned pending = 0;
     unsigned failed = 0;
-    if (remapped_rows && remapped_rows(device, &corrected, &uncorrected, &pending, &failed) == nvml::kSuccess) {
+    if (remapped_rows.succeeds(device, &corrected, &uncorrected, &pending, &failed)) {
       if (failed != 0) return "rows of its memory could not be remapped: it needs repair";
       if (pending != 0) return "rows of its memory wait to be remapped: it needs a reset";
     }
     int pages = 0;
-    if (pages_pending && pages_pending(device, &pages) == nvml::kSuccess && pages != 0) {
+    if (pages_pending.succeeds(device, &pages) && pages != 0) {
       return "pages of its memory wait to be retired: it needs a reset";
     }
     unsigned long long errors = 0;
-    if (ecc_errors &&
-        ecc_errors(device, nvml::kUncorrectedErrors, nvml::kSinceDriverStart, &errors) == nvml::kSuccess &&
-        errors != 0) {
+    if (ecc_errors.succeeds(device, nvml::kUncorrectedErrors, nvml::kSinceDriverStart, &errors) && errors != 0) {
       return count_of(errors, "memory error") + " that ECC could not correct";
     }
     return {};
@@ -61,12 +36,12 @@ struct Gpus::Nvml {
 
 Gpus::Gpus(const std::string& library, std::function<void(const std::string&)> warn)
     : warn_(std::move(warn)), nvml_(std::make_unique<Nvml>(library)) {
-  if (!nvml_->session.opened()) return;
-  if (!nvml_->session.complete()) {
+  if (!nvml_->opened()) return;
+  if (!nvml_->complete()) {
     if (warn_) warn_(library + " lacks functions of NVML: no metrics of GPUs");
     return;
   }
-  const int code = nvml_->session.start();
+  const int code = nvml_->start();
   if (code == nvml::kDriverNotLoaded || !succeeded(code, "NVML does not start")) return;
   find_gpus();
 }
@@ -75,29 +50,28 @@ Gpus::~Gpus() = default;
 
 void Gpus::find_gpus() {
   unsigned count = 0;
-  if (!succeeded(nvml_->session.count(&count), "NVML does not count the GPUs")) return;
+  if (!succeeded(nvml_->count(&count), "NVML does not count the GPUs")) return;
   for (unsigned index = 0; index < count; ++index) {
     nvml::Device device = nullptr;
     // NVML reports a GPU that this process may not use (in a container, for example) by an error.
-    if (!succeeded(nvml_->session.handle(index, &device), "GPU " + std::to_string(index))) continue;
+    if (!succeeded(nvml_->handle(index, &device), "GPU " + std::to_string(index))) continue;
     GpuInfo info;
     info.index = static_cast<int>(index);
-    info.uuid = nvml_->text(nvml_->uuid, device);
-    info.name = nvml_->text(nvml_->name, device);
+    info.uuid = NvmlSession::text(nvml_->uuid, device);
+    info.name = NvmlSession::text(nvml_->name, device);
     nvml::PciInfo pci{};
-    if (nvml_->pci && nvml_->pci(device, &pci) == nvml::kSuccess) {
+    if (nvml_->pci.succeeds(device, &pci)) {
       info.pci_address.assign(std::begin(pci.address), std::find(std::begin(pci.address), std::end(pci.address), '\0'));
     }
     nvml::Memory memory{};
-    if (nvml_->memory && nvml_->memory(device, &memory) == nvml::kSuccess) info.total_memory = memory.total;
+    if (nvml_->memory.succeeds(device, &memory)) info.total_memory = memory.total;
     unsigned degrees = 0;
-    if (nvml_->temperature_threshold &&
-        nvml_->temperature_threshold(device, nvml::kSlowdownThreshold, &degrees) == nvml::kSuccess) {
+    if (nvml_->temperature_threshold.succeeds(device, nvml::kSlowdownThreshold, &degrees)) {
       info.slowdown_temperature = degrees;
     }
     int major = 0;
     int minor = 0;
-    if (nvml_->compute_capability && nvml_->compute_capability(device, &major, &minor) == nvml::kSuccess) {
+    if (nvml_->compute_capability.succeeds(device, &major, &minor)) {
       info.compute_capability = (10 * major + minor) / 10.0;
     }
     info.problem = nvml_->problem(device);
@@ -109,7 +83,7 @@ void Gpus::find_gpus() {
 bool Gpus::succeeded(int code, const std::string& what) {
   if (code == nvml::kSuccess) return true;
   if (code == nvml::kNotSupported) return false;
-  const std::string text = what + ": " + nvml_->session.text(code);
+  const std::string text = what + ": " + nvml_->text(code);
   if (warn_ && warned_.insert(text).second) warn_(text);
   return false;
 }
@@ -132,12 +106,12 @@ std::vector<GpuReading> Gpus::read() {
       reading.temperature = degrees;
     }
     unsigned long long reasons = 0;
-    if (nvml_->throttle_reasons && succeeded(nvml_->throttle_reasons(device, &reasons), who + ", clocks")) {
+    if (nvml_->slowdown && succeeded(nvml_->slowdown(device, &reasons), who + ", clocks")) {
       reading.slowed_by_heat = (reasons & nvml::kSlowedByHeat) != 0;
     }
     if (nvml_->processes) {
       std::vector<nvml::ProcessInfo> found;
-      if (succeeded(running_processes(*nvml_->processes, device, found), who + ", processes")) {
+      if (succeeded(nvml_->list_processes(device, found), who + ", processes")) {
         reading.processes.emplace();
         for (const nvml::ProcessInfo& info : found) reading.processes->push_back(static_cast<pid_t>(info.pid));
       }

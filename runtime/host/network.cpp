@@ -124,8 +124,7 @@ std::string in_network(const std::string& wanted, const std::vector<InterfaceAdd
 }
 
 std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return text;
 }
 
@@ -162,10 +161,9 @@ std::set<std::string> outside_interfaces(const std::filesystem::path& root) {
     // a virtual machine of Azure).
     const bool is_counted = master != all.end() && master->second.has_device;
     if (facts.has_device && !is_counted) with_device.insert(name);
-    const bool repeats =
-        std::any_of(facts.lower.begin(), facts.lower.end(), [&](const auto& lower) { return all.contains(lower); });
+    const bool repeats = std::ranges::any_of(facts.lower, [&](const auto& lower) { return all.contains(lower); });
     const bool stays =
-        std::any_of(all.begin(), all.end(), [&own = facts](const auto& other) { return are_peers(own, other.second); });
+        std::ranges::any_of(all, [&own = facts](const auto& other) { return are_peers(own, other.second); });
     if (!repeats && !stays) without.insert(name);
   }
   if (!with_device.empty()) return with_device;
@@ -280,8 +278,7 @@ std::string reachable_address(const std::string& wanted, const std::string& wher
 std::string interface_of(const std::string& wanted, const std::string& where) {
   const std::vector<InterfaceAddress> addresses = interface_addresses();
   const std::string address = choose_address(wanted, addresses, default_interface(), where);
-  const auto found = std::find_if(addresses.begin(), addresses.end(),
-                                  [&](const InterfaceAddress& entry) { return entry.address == address; });
+  const auto found = std::ranges::find(addresses, address, &InterfaceAddress::address);
   return found == addresses.end() ? "lo" : found->interface;
 }
 
@@ -335,8 +332,7 @@ HostIdentity host_identity() {
   utsname names{};
   if (::uname(&names) != 0) throw SystemError("cannot read the host's name (uname)", errno);
   identity.name = names.nodename;
-  identity.boot_id = read_proc_file("/proc/sys/kernel/random/boot_id").value_or("");
-  while (!identity.boot_id.empty() && identity.boot_id.back() == '\n') identity.boot_id.pop_back();
+  identity.boot_id = trimmed(read_proc_file("/proc/sys/kernel/random/boot_id").value_or(""), "\n");
   if (identity.boot_id.empty()) {
     throw Error("cannot read /proc/sys/kernel/random/boot_id, which tells hosts apart", "mount /proc");
   }

@@ -2,6 +2,7 @@
 // calls can take long, and never return if a driver hangs. One thread at a time.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -65,97 +66,122 @@ struct PciInfo {
   char address[32];
 };
 
-using Init = int();
-using Shutdown = int();
-using ErrorString = const char*(int);
-using DeviceGetCount = int(unsigned*);
-using DeviceGetHandleByIndex = int(unsigned, Device*);
-using DeviceGetText = int(Device, char*, unsigned);
-using DeviceGetPciInfo = int(Device, PciInfo*);
-using DeviceGetMemoryInfo = int(Device, Memory*);
-using DeviceGetUtilizationRates = int(Device, Utilization*);
-using DeviceGetTemperature = int(Device, int sensor, unsigned*);
-using DeviceGetTemperatureThreshold = int(Device, int threshold, unsigned*);
-using DeviceGetCudaComputeCapability = int(Device, int* major, int* minor);
-using DeviceGetCurrentClocksThrottleReasons = int(Device, unsigned long long*);
-using DeviceGetComputeRunningProcesses = int(Device, unsigned* count, ProcessInfo*);
-using DeviceGetTotalEccErrors = int(Device, int type, int counter, unsigned long long*);
-using DeviceGetRetiredPagesPendingStatus = int(Device, int* pending);
-using DeviceGetRemappedRows = int(Device, unsigned* corrected, unsigned* uncorrected, unsigned* pending,
-                                  unsigned* failed);
-using SystemGetText = int(char*, unsigned);
-using DeviceGetMode = int(Device, int* mode);
-using DeviceGetTwoModes = int(Device, int* current, int* pending);
-using DeviceGetClock = int(Device, int type, unsigned* megahertz);
-using DeviceGetNvLinkState = int(Device, unsigned link, int* active);
-using DeviceGetGpuFabricInfoV = int(Device, FabricInfo*);
-using DeviceGetTopologyCommonAncestor = int(Device, Device, int* level);
-using DeviceGetP2PStatus = int(Device, Device, int capability, int* status);
+// The place of a function in the library; null without the library, and if this version of it lacks the function.
+struct Found {
+  template <typename Function>
+  operator Function*() const {
+    return reinterpret_cast<Function*>(address);
+  }
+  void* address;
+};
+
+template <typename... Arguments>
+class Function {
+ public:
+  Function(Found found) : call_(found) {}
+  explicit operator bool() const { return call_ != nullptr; }
+  // Returns NVML's code.
+  int operator()(Arguments... arguments) const { return call_(arguments...); }
+  // False: the function fails, or the library lacks it.
+  bool succeeds(Arguments... arguments) const { return call_ && call_(arguments...) == kSuccess; }
+
+ private:
+  int (*call_)(Arguments...);
+};
+
+using DeviceText = Function<Device, char*, unsigned>;
+using DeviceMode = Function<Device, int*>;
+using DeviceTwoModes = Function<Device, int* /*current*/, int* /*pending*/>;
+using DeviceClock = Function<Device, int /*type*/, unsigned* /*megahertz*/>;
+using DeviceReasons = Function<Device, unsigned long long*>;
 
 }  // namespace nvml
 
 class NvmlSession {
+  struct Close {
+    void operator()(void* library) const { ::dlclose(library); }
+  };
+  std::unique_ptr<void, Close> library_;
+  bool started_ = false;
+
+  nvml::Found find(const char* name) const { return {library_ ? ::dlsym(library_.get(), name) : nullptr}; }
+
  public:
   // Opens the library; without it opened() is false, and nothing else may be called.
   explicit NvmlSession(const std::string& library) : library_(::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL)) {}
   ~NvmlSession() {
-    if (started_ && shutdown_) shutdown_();
+    if (started_ && shutdown) shutdown();
   }
   NvmlSession& operator=(NvmlSession&&) = delete;
 
   bool opened() const { return library_ != nullptr; }
-  // True if the library has the functions that count() and handle() need.
-  bool complete() const { return init_ && count_ && handle_; }
-  // These functions return NVML's codes: nvml::kSuccess, or one that text() describes.
+  // True if the library has the functions that every caller needs.
+  bool complete() const { return init && count && handle; }
+  // Returns NVML's code: nvml::kSuccess, or one that text() describes.
   int start() {
-    const int code = init_();
+    const int code = init();
     started_ = code == nvml::kSuccess;
     return code;
   }
-  int count(unsigned* count) const { return count_(count); }
-  int handle(unsigned index, nvml::Device* device) const { return handle_(index, device); }
   std::string text(int code) const {
-    const char* const reason = error_string_ ? error_string_(code) : nullptr;
+    const char* const reason = error_string ? error_string(code) : nullptr;
     return reason ? reason : "NVML error " + std::to_string(code);
   }
-
-  // A function of the library as a pointer of its type; null without the library, and if this version of it lacks it.
-  struct Found {
-    template <typename Function>
-    operator Function*() const {
-      return reinterpret_cast<Function*>(address);
-    }
-    void* address;
-  };
-  Found find(const char* name) const { return {library_ ? ::dlsym(library_.get(), name) : nullptr}; }
-
- private:
-  struct Close {
-    void operator()(void* library) const { ::dlclose(library); }
-  };
-
-  std::unique_ptr<void, Close> library_;
-  bool started_ = false;
-  nvml::Init* init_ = find("nvmlInit_v2");
-  nvml::Shutdown* shutdown_ = find("nvmlShutdown");
-  nvml::ErrorString* error_string_ = find("nvmlErrorString");
-  nvml::DeviceGetCount* count_ = find("nvmlDeviceGetCount_v2");
-  nvml::DeviceGetHandleByIndex* handle_ = find("nvmlDeviceGetHandleByIndex_v2");
-};
-
-// Lists all processes that compute on a GPU. Returns NVML's code.
-inline int running_processes(nvml::DeviceGetComputeRunningProcesses& call, nvml::Device device,
-                             std::vector<nvml::ProcessInfo>& processes) {
-  processes.resize(64);
-  auto count = static_cast<unsigned>(processes.size());
-  int code = call(device, &count, processes.data());
-  if (code == nvml::kInsufficientSize) {
-    processes.resize(count + 64);  // more processes may start meanwhile
-    count = static_cast<unsigned>(processes.size());
-    code = call(device, &count, processes.data());
+  // Empty: the function fails.
+  static std::string text(const nvml::DeviceText& get, nvml::Device device) {
+    std::array<char, nvml::kLongestText + 1> buffer{};
+    return get.succeeds(device, buffer.data(), nvml::kLongestText) ? buffer.data() : std::string();
   }
-  if (count < processes.size()) processes.resize(count);
-  return code;
-}
+  // Lists all processes that compute on a GPU. Returns NVML's code.
+  int list_processes(nvml::Device device, std::vector<nvml::ProcessInfo>& list) const {
+    list.resize(64);
+    auto listed = static_cast<unsigned>(list.size());
+    int code = processes(device, &listed, list.data());
+    if (code == nvml::kInsufficientSize) {
+      list.resize(listed + 64);  // more processes may start meanwhile
+      listed = static_cast<unsigned>(list.size());
+      code = processes(device, &listed, list.data());
+    }
+    if (listed < list.size()) list.resize(listed);
+    return code;
+  }
+
+  nvml::Function<> init = find("nvmlInit_v2");
+  nvml::Function<> shutdown = find("nvmlShutdown");
+  const char* (*error_string)(int) = find("nvmlErrorString");
+  nvml::Function<unsigned*> count = find("nvmlDeviceGetCount_v2");
+  nvml::Function<unsigned, nvml::Device*> handle = find("nvmlDeviceGetHandleByIndex_v2");
+  nvml::Function<char*, unsigned> driver = find("nvmlSystemGetDriverVersion");
+  nvml::DeviceText uuid = find("nvmlDeviceGetUUID");
+  nvml::DeviceText name = find("nvmlDeviceGetName");
+  nvml::Function<nvml::Device, nvml::PciInfo*> pci = find("nvmlDeviceGetPciInfo_v3");
+  nvml::Function<nvml::Device, nvml::Memory*> memory = find("nvmlDeviceGetMemoryInfo");
+  nvml::Function<nvml::Device, nvml::Utilization*> utilization = find("nvmlDeviceGetUtilizationRates");
+  nvml::Function<nvml::Device, int /*sensor*/, unsigned*> temperature = find("nvmlDeviceGetTemperature");
+  nvml::Function<nvml::Device, int, unsigned*> temperature_threshold = find("nvmlDeviceGetTemperatureThreshold");
+  nvml::DeviceTwoModes compute_capability = find("nvmlDeviceGetCudaComputeCapability");  // major, minor
+  nvml::DeviceReasons slowdown = find("nvmlDeviceGetCurrentClocksThrottleReasons");
+  nvml::DeviceReasons slowdown_renamed = find("nvmlDeviceGetCurrentClocksEventReasons");  // the name that CUDA 14 keeps
+  nvml::Function<nvml::Device, unsigned* /*count*/, nvml::ProcessInfo*> processes =
+      find("nvmlDeviceGetComputeRunningProcesses_v3");
+  nvml::Function<nvml::Device, int /*type*/, int /*counter*/, unsigned long long*> ecc_errors =
+      find("nvmlDeviceGetTotalEccErrors");
+  nvml::DeviceMode pages_pending = find("nvmlDeviceGetRetiredPagesPendingStatus");
+  nvml::Function<nvml::Device, unsigned* /*corrected*/, unsigned* /*uncorrected*/, unsigned* /*pending*/,
+                 unsigned* /*failed*/>
+      remapped_rows = find("nvmlDeviceGetRemappedRows");
+  nvml::DeviceMode persistence = find("nvmlDeviceGetPersistenceMode");
+  nvml::DeviceMode compute_mode = find("nvmlDeviceGetComputeMode");
+  nvml::DeviceTwoModes mig = find("nvmlDeviceGetMigMode");
+  nvml::DeviceTwoModes ecc = find("nvmlDeviceGetEccMode");
+  nvml::DeviceClock clock = find("nvmlDeviceGetClockInfo");
+  nvml::DeviceClock most_clock = find("nvmlDeviceGetMaxClockInfo");
+  nvml::DeviceClock application_clock = find("nvmlDeviceGetApplicationsClock");
+  nvml::DeviceClock default_application_clock = find("nvmlDeviceGetDefaultApplicationsClock");
+  nvml::Function<nvml::Device, unsigned /*link*/, int* /*active*/> nvlink = find("nvmlDeviceGetNvLinkState");
+  nvml::Function<nvml::Device, nvml::FabricInfo*> fabric = find("nvmlDeviceGetGpuFabricInfoV");
+  nvml::Function<nvml::Device, nvml::Device, int* /*level*/> ancestor = find("nvmlDeviceGetTopologyCommonAncestor");
+  nvml::Function<nvml::Device, nvml::Device, int /*capability*/, int* /*status*/> peer = find("nvmlDeviceGetP2PStatus");
+};
 
 }  // namespace dtrain::host

@@ -15,8 +15,7 @@ std::optional<std::string> read_proc_file(const std::filesystem::path& path) {
   std::string text(4096, '\0');
   std::size_t used = 0;
   for (;;) {
-    const ssize_t count = ::read(fd.get(), text.data() + used, text.size() - used);
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count = TEMP_FAILURE_RETRY(::read(fd.get(), text.data() + used, text.size() - used));
     if (count < 0) return std::nullopt;
     if (count == 0) break;
     used += static_cast<std::size_t>(count);

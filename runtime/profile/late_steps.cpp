@@ -1,6 +1,7 @@
 #include "late_steps.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace dtrain::profile {
@@ -8,18 +9,9 @@ namespace {
 
 // True for the phases in which the device works, or waits for another device. In the others it waits for the host.
 bool is_of_device(Phase phase) {
-  switch (phase) {
-    case Phase::kToDevice:
-    case Phase::kTrainBatch:
-    case Phase::kForward:
-    case Phase::kBackward:
-    case Phase::kGraph:
-    case Phase::kAllreduceWait:
-    case Phase::kOptimizerStep:
-      return true;
-    default:
-      return false;
-  }
+  constexpr Phase kOfDevice[] = {Phase::kToDevice, Phase::kTrainBatch,    Phase::kForward,      Phase::kBackward,
+                                 Phase::kGraph,    Phase::kAllreduceWait, Phase::kOptimizerStep};
+  return std::ranges::find(kOfDevice, phase) != std::end(kOfDevice);
 }
 
 std::int64_t& at(PhaseTimes& times, Phase phase) {

@@ -24,7 +24,7 @@ std::map<std::string, double> figures(const Json& json) {
   std::map<std::string, double> result;
   if (!json.is_object()) return result;
   for (const auto& [name, value] : json.items()) {
-    if (const auto one = figure(value)) result[name] = *one;
+    if (const auto number = figure(value)) result[name] = *number;
   }
   return result;
 }

@@ -17,13 +17,13 @@
 namespace dtrain::profile {
 namespace {
 
-// The pause between looks of agent_is_here() after the agent, each of which takes a system call.
+// The pause between looks of monitor_is_here() after the monitor, each of which takes a system call.
 constexpr Nanoseconds kLookPeriod = std::chrono::seconds(1);
 
-// Pauses between attempts to reach an agent that is away: the first, and the limit of their doubling.
+// Pauses between attempts to reach a monitor that is away: the first, and the limit of their doubling.
 constexpr Nanoseconds kFirstPause = std::chrono::milliseconds(100);
 constexpr Nanoseconds kLongestPause = std::chrono::seconds(30);
-constexpr Nanoseconds kFlushPatience = std::chrono::seconds(3);  // for an absent agent to come back
+constexpr Nanoseconds kFlushPatience = std::chrono::seconds(3);  // for an absent monitor to come back
 
 constexpr PhaseTimes kNoTimes{};
 
@@ -62,27 +62,27 @@ struct Recorder::Impl {
   // Connects and introduces this rank, without waiting. kNobody: nobody listens. kBusy: the queue is full for a moment.
   enum class Connecting { kDone, kNobody, kBusy };
   Connecting connect();
-  // Connects if necessary, and waits until the agent has answered. False: no answer in time, or at once if nobody
-  // listens, unless the agent is `to_come_back`.
+  // Connects if necessary, and waits until the monitor has answered. False: no answer in time, or at once if nobody
+  // listens, unless the monitor is `to_come_back`.
   bool reach(Nanoseconds deadline, bool to_come_back);
   void leave();
-  // Returns the next message and applies it; empty: none came in time, or the agent is gone.
+  // Returns the next message and applies it; empty: none came in time, or the monitor is gone.
   std::optional<Json> receive(std::chrono::milliseconds timeout);
 
-  enum class Agent { kAway, kAsked, kHere };  // kAsked: connected, it has not answered yet
+  enum class Monitor { kAway, kAsked, kHere };  // kAsked: connected, it has not answered yet
 
   const Clock& clock;
   int rank;
   RingWriter ring;
-  const std::string agent_socket;
+  const std::string monitor_socket;
   Json hello;
   UnixSocket socket;
-  Agent agent = Agent::kAway;
+  Monitor monitor = Monitor::kAway;
   std::optional<std::string> refusal;
   Nanoseconds pause = kFirstPause;
   Nanoseconds next_connect{0};
   Nanoseconds last_look{0};
-  std::optional<std::string> write_error;  // the agent lives, and cannot write
+  std::optional<std::string> write_error;  // the monitor lives, and cannot write
   std::int64_t lost = 0;
   std::int64_t flushes = 0;
 
@@ -144,7 +144,7 @@ Recorder::Impl::Impl(const Options& options, const Clock& clock_, Nanoseconds pr
     : clock(clock_),
       rank(options.rank),
       ring(options.ring_bytes),
-      agent_socket(options.agent_socket),
+      monitor_socket(options.monitor_socket),
       hello{{"type", message_type::kHello},
             {"protocol", kProtocolVersion},
             {"rank", options.rank},
@@ -158,10 +158,10 @@ Recorder::Impl::Impl(const Options& options, const Clock& clock_, Nanoseconds pr
 Recorder::Impl::Connecting Recorder::Impl::connect() {
   Connecting result = Connecting::kNobody;
   try {
-    socket = UnixSocket::connect(agent_socket, std::chrono::milliseconds(0));
+    socket = UnixSocket::connect(monitor_socket, std::chrono::milliseconds(0));
     const int fd = ring.fd();
     if (socket.send(to_line(hello), {&fd, 1})) {
-      agent = Agent::kAsked;
+      monitor = Monitor::kAsked;
       return Connecting::kDone;
     }
   } catch (const SystemError& error) {
@@ -177,23 +177,23 @@ Recorder::Impl::Connecting Recorder::Impl::connect() {
 
 void Recorder::Impl::leave() {
   socket.close();
-  agent = Agent::kAway;
+  monitor = Monitor::kAway;
   next_connect = clock.monotonic() + pause;
   pause = std::min(2 * pause, kLongestPause);
 }
 
 bool Recorder::Impl::reach(Nanoseconds deadline, bool to_come_back) {
-  while (agent != Agent::kHere && !refusal) {
+  while (monitor != Monitor::kHere && !refusal) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - clock.monotonic());
     if (left.count() <= 0) return false;
-    if (agent == Agent::kAsked) {
+    if (monitor == Monitor::kAsked) {
       receive(left);
     } else if (const Connecting connecting = connect(); connecting != Connecting::kDone) {
       if (connecting == Connecting::kNobody && !to_come_back) return false;
       std::this_thread::sleep_for(kConnectPause);
     }
   }
-  return agent == Agent::kHere;
+  return monitor == Monitor::kHere;
 }
 
 std::optional<Json> Recorder::Impl::receive(std::chrono::milliseconds timeout) {
@@ -213,7 +213,7 @@ std::optional<Json> Recorder::Impl::receive(std::chrono::milliseconds timeout) {
   if (type == message_type::kError) {
     write_error = value.value("message", std::string("the profiling agent could not write"));
   } else if (type == message_type::kWelcome) {
-    agent = Agent::kHere;
+    monitor = Monitor::kHere;
     pause = kFirstPause;
   } else if (type == message_type::kRefused) {
     refusal = value.value("reason", std::string("no reason given"));
@@ -225,7 +225,7 @@ std::optional<Json> Recorder::Impl::receive(std::chrono::milliseconds timeout) {
 
 Recorder::Recorder(const Options& options, const Clock& clock, Nanoseconds process_start)
     : scopes_(std::make_unique<ScopeTable>()) {
-  if (options.agent_socket.empty()) return;
+  if (options.monitor_socket.empty()) return;
   impl_ = std::make_unique<Impl>(options, clock, process_start);
   impl_->reach(clock.monotonic() + options.connect_timeout, false);
   if (const auto& reason = impl_->refusal) {
@@ -238,7 +238,7 @@ Recorder::~Recorder() {
   try {
     impl_->socket.send(to_line({{"type", message_type::kFinished}}));
   } catch (const Error&) {
-    // The agent then notes a lost connection. The records are in the ring; nothing more can be done here.
+    // The monitor then notes a lost connection. The records are in the ring; nothing more can be done here.
   }
 }
 
@@ -436,18 +436,19 @@ void Recorder::loader(LoaderRecord loader) {
   s.write({.kind = RecordKind::kLoader, .batch = s.batch, .loader = loader});
 }
 
-bool Recorder::agent_is_here() {
+bool Recorder::monitor_is_here() {
   if (!impl_) return true;
   Impl& s = *impl_;
   const Nanoseconds now = s.clock.monotonic();
-  const bool reported = s.agent == Impl::Agent::kHere && s.ring.agent_failed() && !s.write_error;
-  if (!reported && now - s.last_look < kLookPeriod) return s.agent == Impl::Agent::kHere;
+  const bool reported = s.monitor == Impl::Monitor::kHere && s.ring.monitor_failed() && !s.write_error;
+  if (!reported && now - s.last_look < kLookPeriod) return s.monitor == Impl::Monitor::kHere;
   s.last_look = now;
-  if (s.agent == Impl::Agent::kAway && now >= s.next_connect && !s.refusal) s.connect();
+  if (s.monitor == Impl::Monitor::kAway && now >= s.next_connect && !s.refusal) s.connect();
   // The flag is set before its message is sent, so this waits for the message, but never for long.
-  while (s.agent != Impl::Agent::kAway && s.receive(std::chrono::milliseconds(reported && !s.write_error ? 1000 : 0))) {
+  while (s.monitor != Impl::Monitor::kAway &&
+         s.receive(std::chrono::milliseconds(reported && !s.write_error ? 1000 : 0))) {
   }
-  return s.agent == Impl::Agent::kHere;
+  return s.monitor == Impl::Monitor::kHere;
 }
 
 void Recorder::flush(std::chrono::milliseconds timeout) {
@@ -458,10 +459,10 @@ void Recorder::flush(std::chrono::milliseconds timeout) {
     if (!s.reach(std::min<Nanoseconds>(deadline, s.clock.monotonic() + kFlushPatience), true)) break;
     const std::int64_t id = ++s.flushes;
     if (!s.socket.send(to_line({{"type", message_type::kFlush}, {"id", id}}))) s.leave();
-    while (s.agent == Impl::Agent::kHere) {
+    while (s.monitor == Impl::Monitor::kHere) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - s.clock.monotonic());
       const auto answer = left.count() > 0 ? s.receive(left) : std::nullopt;
-      if (!answer && s.agent == Impl::Agent::kHere) {
+      if (!answer && s.monitor == Impl::Monitor::kHere) {
         throw CommError("the profiling agent did not write the records of rank " + std::to_string(s.rank) + " within " +
                             std::to_string(timeout.count()) + " ms",
                         "is the file system of the run's folder slow or hanging? Otherwise see logs/agent-*.log in the "

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 
 #include <spdlog/fmt/fmt.h>
@@ -10,43 +11,13 @@
 namespace dtrain::profile {
 
 std::string_view name_of(Phase phase) {
-  switch (phase) {
-    case Phase::kDataloaderNext:
-      return "dataloader_next";
-    case Phase::kToDevice:
-      return "to_device";
-    case Phase::kTrainBatch:
-      return "train_batch";
-    case Phase::kForward:
-      return "train_batch.forward";
-    case Phase::kBackward:
-      return "train_batch.backward";
-    case Phase::kGraph:
-      return "graph";
-    case Phase::kAllreduceWait:
-      return "allreduce_wait";
-    case Phase::kOptimizerStep:
-      return "optimizer_step";
-    case Phase::kStepLrSchedulers:
-      return "step_lr_schedulers";
-    case Phase::kFromDevice:
-      return "from_device";
-    case Phase::kReduceMetrics:
-      return "reduce_metrics";
-    case Phase::kCallbacks:
-      return "callbacks";
-    case Phase::kCheckpoint:
-      return "checkpoint";
-    case Phase::kValidation:
-      return "validation";
-    case Phase::kDeviceWait:
-      return "device_wait";
-    case Phase::kOther:
-      return "other";
-    case Phase::kCount:
-      break;
-  }
-  return "unknown";
+  static constexpr std::string_view kNames[] = {
+      "dataloader_next",      "to_device",   "train_batch",    "train_batch.forward",
+      "train_batch.backward", "graph",       "allreduce_wait", "optimizer_step",
+      "step_lr_schedulers",   "from_device", "reduce_metrics", "callbacks",
+      "checkpoint",           "validation",  "device_wait",    "other"};
+  static_assert(std::size(kNames) == kPhaseCount);
+  return phase < Phase::kCount ? kNames[static_cast<std::size_t>(phase)] : "unknown";
 }
 
 double bus_bandwidth(const CollectiveRecord& record) {
@@ -196,11 +167,11 @@ std::string operators_file_name(int rank) {
 
 Json to_json(const OperatorCounts& counts) {
   Json rows = Json::array();
-  for (const OperatorCount& one : counts.operators) {
-    Json row = {{"name", one.name}, {"dtype", one.dtype}};
-    if (!one.format.empty()) row["format"] = one.format;
-    row.update({{"shapes", one.shapes}, {"calls", one.calls}, {"flops", one.flops}, {"bytes", one.bytes}});
-    row["seconds"] = or_null(one.seconds);
+  for (const OperatorCount& count : counts.operators) {
+    Json row = {{"name", count.name}, {"dtype", count.dtype}};
+    if (!count.format.empty()) row["format"] = count.format;
+    row.update({{"shapes", count.shapes}, {"calls", count.calls}, {"flops", count.flops}, {"bytes", count.bytes}});
+    row["seconds"] = or_null(count.seconds);
     rows.push_back(std::move(row));
   }
   return {{"schema", kOperatorCountsSchema},

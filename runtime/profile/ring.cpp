@@ -25,7 +25,7 @@ RingWriter::RingWriter(std::size_t bytes)
 }
 
 RingReader::RingReader(UniqueFd fd) : memory_(SharedMemory::map(std::move(fd))) {
-  memory_.close_descriptor();  // an agent of many ranks needs its file descriptors
+  memory_.close_descriptor();  // a monitor of many ranks needs its file descriptors
   header_ = reinterpret_cast<RingHeader*>(memory_.data());
   if (memory_.size() < sizeof(RingHeader) || header_->magic != RingHeader::kMagic) {
     throw CommError("a rank handed over memory that is no ring of records");

@@ -1,7 +1,7 @@
-// The ways between a rank and the agent process: a ring, and messages over a socket.
+// The ways between a rank and the monitor process: a ring, and messages over a socket.
 //
-// The ring is between a rank (the only writer) and the agent process (the only reader), in memory that both map. It
-// outlives the rank: records committed before a kill -9 are still read. It outlives the agent, too: the next reader
+// The ring is between a rank (the only writer) and the monitor process (the only reader), in memory that both map. It
+// outlives the rank: records committed before a kill -9 are still read. It outlives the monitor, too: the next reader
 // continues after the last released record. Neither side ever waits for the other.
 #pragma once
 
@@ -59,8 +59,8 @@ struct RingHeader {
   alignas(64) std::atomic<std::uint64_t> head;  // records committed, by the writer
   alignas(64) std::atomic<std::uint64_t> tail;  // records read, by the reader
   alignas(64) std::atomic<std::uint64_t> dropped;
-  alignas(64) std::atomic<std::uint32_t> agent_failed;  // set by the reader: a message about it is on the socket
-  std::atomic<std::uint64_t> dropped_noted;             // of `dropped`, what the reader has written down
+  alignas(64) std::atomic<std::uint32_t> monitor_failed;  // set by the reader: a message about it is on the socket
+  std::atomic<std::uint64_t> dropped_noted;               // of `dropped`, what the reader has written down
   std::atomic<std::int64_t> free_heap;  // bytes of the writer's malloc heap that are free; -1: not known
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
@@ -90,7 +90,7 @@ class RingWriter {
   void note_free_heap(std::int64_t bytes) { header_->free_heap.store(bytes, std::memory_order_relaxed); }
 
   int fd() const { return memory_.fd(); }
-  bool agent_failed() const { return header_->agent_failed.load(std::memory_order_acquire) != 0; }
+  bool monitor_failed() const { return header_->monitor_failed.load(std::memory_order_acquire) != 0; }
 
  private:
   SharedMemory memory_;
@@ -117,7 +117,7 @@ class RingReader {
   std::uint64_t dropped_noted() const { return header_->dropped_noted.load(std::memory_order_relaxed); }
   void note_dropped(std::uint64_t total) { header_->dropped_noted.store(total, std::memory_order_relaxed); }
   std::int64_t free_heap() const { return header_->free_heap.load(std::memory_order_relaxed); }
-  void set_agent_failed() { header_->agent_failed.store(1, std::memory_order_release); }
+  void set_monitor_failed() { header_->monitor_failed.store(1, std::memory_order_release); }
 
  private:
   SharedMemory memory_;
@@ -128,19 +128,19 @@ class RingReader {
   std::uint64_t head_seen_ = 0;
 };
 
-// The messages of ranks, starter and agent over the agent's socket: one JSON object each, with a "type".
+// The messages of ranks, starter and monitor over the monitor's socket: one JSON object each, with a "type".
 inline constexpr int kProtocolVersion = 1;
 
 namespace message_type {
-inline constexpr const char* kHello = "hello";      // rank -> agent, with the ring: rank, pid, world_size, header
-inline constexpr const char* kWelcome = "welcome";  // agent -> rank
-inline constexpr const char* kRefused = "refused";  // agent -> rank: reason
-inline constexpr const char* kFlush = "flush";      // rank -> agent: id
+inline constexpr const char* kHello = "hello";      // rank -> monitor, with the ring: rank, pid, world_size, header
+inline constexpr const char* kWelcome = "welcome";  // monitor -> rank
+inline constexpr const char* kRefused = "refused";  // monitor -> rank: reason
+inline constexpr const char* kFlush = "flush";      // rank -> monitor: id
 inline constexpr const char* kFlushed =
-    "flushed";  // agent -> rank: id, lost (lines); all records before are in the file or lost
-inline constexpr const char* kError = "error";        // agent -> one rank, once: message; the error of writing
-inline constexpr const char* kFinished = "finished";  // rank -> agent: the rank ends because it is done
-inline constexpr const char* kStop = "stop";          // starter -> agent: write what there is, and end
+    "flushed";  // monitor -> rank: id, lost (lines); all records before are in the file or lost
+inline constexpr const char* kError = "error";        // monitor -> one rank, once: message; the error of writing
+inline constexpr const char* kFinished = "finished";  // rank -> monitor: the rank ends because it is done
+inline constexpr const char* kStop = "stop";          // starter -> monitor: write what there is, and end
 }  // namespace message_type
 
 // Always returns an object; for a text that is not a message, it is an object without a "type".

@@ -16,9 +16,7 @@ constexpr std::size_t kMostNamed = 20;
 // The metrics of 5 million reports. All of them are held in memory while a run is analysed.
 constexpr std::uint64_t kLargestFile = std::uint64_t{1} << 30;
 
-constexpr JsonType kText = JsonType::kText, kInteger = JsonType::kInteger, kNumber = JsonType::kNumber,
-                   kTruth = JsonType::kTruth, kList = JsonType::kList, kObject = JsonType::kObject,
-                   kNull = JsonType::kNull;
+using enum KnownMember::Type;
 
 // The members that dtrain reads. Others may have any type, and are ignored.
 constexpr KnownMember kEventMembers[] = {

@@ -63,8 +63,7 @@ std::string arguments_of(std::int64_t batch, const CollectiveRecord& c, const st
 
 std::vector<PlacedCollective> write_collectives(const TraceLog& log, const TraceEventSink& sink, Events& events) {
   auto collectives = log.collectives();
-  std::sort(collectives.begin(), collectives.end(),
-            [](const auto& a, const auto& b) { return a.second.started_ns < b.second.started_ns; });
+  std::ranges::sort(collectives, {}, [](const auto& collective) { return collective.second.started_ns; });
   std::vector<PlacedCollective> placed;
   // Collectives that run at the same time are on separate tracks: slices of one track must not overlap.
   std::vector<std::int64_t> busy_until;
@@ -88,7 +87,7 @@ std::vector<PlacedCollective> write_collectives(const TraceLog& log, const Trace
   return placed;
 }
 
-constexpr std::size_t kPieceBytes = 1 << 20;
+constexpr std::size_t kTracePieceBytes = 1 << 20;
 
 // Converts the host's monotonic clock to the file's times. Between two points their difference grows evenly: the
 // profiler's clock follows the wall clock.
@@ -222,7 +221,7 @@ std::uintmax_t write_trace_file(const std::filesystem::path& raw, const TraceLog
   while (std::getline(in, line)) {
     mend_text(line);
     piece.append(line).push_back('\n');
-    if (piece.size() > kPieceBytes) {
+    if (piece.size() > kTracePieceBytes) {
       out.write(piece);
       piece.clear();
     }

@@ -305,7 +305,7 @@ constexpr std::chrono::seconds kFlushTimeoutAfterFailure{2};
 profile::Recorder::Options recorder_options(const Recording::Options& options, const comm::World& world,
                                             const std::optional<comm::ClockOffset>& compared) {
   profile::Recorder::Options result{
-      .rank = world.rank, .world_size = world.size, .agent_socket = options.monitor_socket, .header = options.header};
+      .rank = world.rank, .world_size = world.size, .monitor_socket = options.monitor_socket, .header = options.header};
   if (compared) {
     result.header["rank_0_clock"] = {{"time_ns", compared->time.count()},
                                      {"offset_ns", compared->offset.count()},
@@ -369,7 +369,7 @@ void Recording::record_clock(const std::optional<comm::ClockOffset>& compared) {
 }
 
 void Recording::look_after_monitor() {
-  const bool is_here = recorder_.agent_is_here();
+  const bool is_here = recorder_.monitor_is_here();
   if (monitor_ && !is_here) {
     if (const auto change = monitor_->look()) {
       log_->warn("{}", change->text());

@@ -21,8 +21,8 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
-#include "dtrain/profile/agent_process.h"
 #include "dtrain/profile/event_file.h"
+#include "dtrain/profile/monitor_process.h"
 #include "dtrain/profile/recorder.h"
 #include "dtrain/rank/rank_session.h"
 #include "dtrain/rank/run_folder.h"
@@ -211,7 +211,7 @@ class Recording {
  public:
   struct Options {
     std::string monitor_socket;
-    std::unique_ptr<profile::KeptAgent> monitor;  // if this rank has started it
+    std::unique_ptr<profile::KeptMonitor> monitor;  // if this rank has started it
     std::function<void(pid_t)> monitor_started;   // called after the monitor was started again
     Json header;                                  // the first line of the dump
     Nanoseconds process_started{0};               // the time since then counts as initialization
@@ -243,7 +243,7 @@ class Recording {
   RankEvents& events_;
   const Logger log_;
   const std::optional<comm::ClockOffset> first_comparison_;
-  std::unique_ptr<profile::KeptAgent> monitor_;  // it outlives this process
+  std::unique_ptr<profile::KeptMonitor> monitor_;  // it outlives this process
   const std::function<void(pid_t)> monitor_started_;
   profile::Recorder recorder_;
   bool monitor_is_here_ = true;

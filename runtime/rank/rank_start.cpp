@@ -122,11 +122,11 @@ void name_gpus_in_plan(const std::filesystem::path& file, const RankGpus& gpus) 
 // pass the same `host_key`: the first of them starts the monitor and gets it in `monitor`; the others wait for it. The
 // monitor ends by itself, after the last rank. Returns its socket.
 std::string share_monitor(comm::ControlPlane& control, const std::string& host_key,
-                          const profile::AgentOptions& options, const Clock& clock,
-                          std::unique_ptr<profile::KeptAgent>& monitor) {
+                          const profile::MonitorOptions& options, const Clock& clock,
+                          std::unique_ptr<profile::KeptMonitor>& monitor) {
   const std::string key = "run.agent/" + host_key;
   if (control.world().local_rank != 0) return control.get(key);
-  monitor = std::make_unique<profile::KeptAgent>(options, clock);
+  monitor = std::make_unique<profile::KeptMonitor>(options, clock);
   control.set(key, monitor->socket());
   return monitor->socket();
 }
@@ -337,7 +337,7 @@ void RankSession::start_recording() {
   if (const auto& handover = identity_->environment.handover) {
     options.monitor_socket = handover->monitor_socket;
   } else {
-    profile::AgentOptions monitor{.profile_folder = files_->folder.profile(), .header = options.header};
+    profile::MonitorOptions monitor{.profile_folder = files_->folder.profile(), .header = options.header};
     monitor.agent_id =
         plane ? plane->orders().agents[static_cast<std::size_t>(world.rank)] : hosts_->monitor_name(world.rank);
     monitor.local_ranks = hosts_->ranks_here();

@@ -43,7 +43,7 @@ Analysis under_quota(const SyntheticRun& plan, double periods_percent, double ti
   return analyze(run.profile);
 }
 
-const Finding* find(const Analysis& analysis, const std::string& id) {
+const Finding* find_finding(const Analysis& analysis, const std::string& id) {
   for (const Finding& one : analysis.findings) {
     if (one.id == id) return &one;
   }
@@ -59,8 +59,8 @@ std::int64_t triggered(const Analysis& analysis, const std::string& name) {
 
 TEST(Quota, ItIsTheFindingAndNotTheStallsAndNeighboursThatItLooksLike) {
   const Analysis without = Synthetic(quota_plan()).analysis;
-  EXPECT_NE(find(without, "stalls"), nullptr) << "what it looks like";
-  EXPECT_NE(find(without, "contention"), nullptr);
+  EXPECT_NE(find_finding(without, "stalls"), nullptr) << "what it looks like";
+  EXPECT_NE(find_finding(without, "contention"), nullptr);
 
   const Analysis analysis = under_quota(quota_plan(), 97, 50);
   ASSERT_FALSE(analysis.findings.empty());
@@ -72,8 +72,8 @@ TEST(Quota, ItIsTheFindingAndNotTheStallsAndNeighboursThatItLooksLike) {
   EXPECT_THAT(first.evidence, AllOf(HasSubstr("used up in 97% of its periods"), HasSubstr("0.5 CPUs' worth")));
   EXPECT_THAT(first.advice, AllOf(HasSubstr("raise the quota"), Not(HasSubstr("fewer ranks"))));
   EXPECT_THAT(analysis.summary.look_at, HasSubstr("the CPU quota"));
-  EXPECT_EQ(find(analysis, "stalls"), nullptr) << findings_text(analysis);
-  EXPECT_EQ(find(analysis, "contention"), nullptr) << findings_text(analysis);
+  EXPECT_EQ(find_finding(analysis, "stalls"), nullptr) << findings_text(analysis);
+  EXPECT_EQ(find_finding(analysis, "contention"), nullptr) << findings_text(analysis);
   EXPECT_EQ(triggered(analysis, "CPUQuota"), 1);
   EXPECT_EQ(triggered(analysis, "CPUOversubscription"), 0) << "no other thread had the core";
 }
@@ -83,20 +83,20 @@ TEST(Quota, RanksThatWaitForEachOtherInTurnAreNotBlamed) {
   plan.change = [](int rank, std::int64_t batch, SyntheticStep& step) {
     if (batch % 4 == 2 * rank) phase(step, Phase::kBackward) += 20 * kMs;
   };
-  EXPECT_NE(find(Synthetic(plan).analysis, "turns"), nullptr) << "what it looks like";
+  EXPECT_NE(find_finding(Synthetic(plan).analysis, "turns"), nullptr) << "what it looks like";
   const Analysis analysis = under_quota(plan, 80, 100);
   EXPECT_EQ(analysis.findings.front().id, "cpu_quota") << findings_text(analysis);
   EXPECT_THAT(analysis.findings.front().advice, HasSubstr("fewer ranks"));
   for (const char* id : {"turns", "straggler", "stalls", "contention", "division"}) {
-    EXPECT_EQ(find(analysis, id), nullptr) << findings_text(analysis);
+    EXPECT_EQ(find_finding(analysis, id), nullptr) << findings_text(analysis);
   }
 }
 
 TEST(Quota, OneThatIsNotUsedUpExplainsNothing) {
   const Analysis analysis = under_quota(quota_plan(), 0, 0);
-  EXPECT_EQ(find(analysis, "cpu_quota"), nullptr);
-  EXPECT_NE(find(analysis, "stalls"), nullptr) << findings_text(analysis);
-  EXPECT_NE(find(analysis, "contention"), nullptr);
+  EXPECT_EQ(find_finding(analysis, "cpu_quota"), nullptr);
+  EXPECT_NE(find_finding(analysis, "stalls"), nullptr) << findings_text(analysis);
+  EXPECT_NE(find_finding(analysis, "contention"), nullptr);
 }
 
 TEST(Quota, StallsThatLastLongerThanItsPeriodsAreNotItsDoing) {
@@ -105,8 +105,8 @@ TEST(Quota, StallsThatLastLongerThanItsPeriodsAreNotItsDoing) {
     if (batch % 50 == 0) phase(step, Phase::kCallbacks) += 400 * kMs;
   };
   const Analysis analysis = under_quota(plan, 97, 50);
-  ASSERT_NE(find(analysis, "stalls"), nullptr) << findings_text(analysis);
-  EXPECT_THAT(find(analysis, "stalls")->title, HasSubstr("callbacks"));
+  ASSERT_NE(find_finding(analysis, "stalls"), nullptr) << findings_text(analysis);
+  EXPECT_THAT(find_finding(analysis, "stalls")->title, HasSubstr("callbacks"));
 }
 
 TEST(MemoryLimit, ALeakLastsAsLongAsTheFullerOfHostAndCgroupAllowsAllRanks) {
@@ -186,7 +186,7 @@ TEST(CausesThatCannotExist, ProgramsOutsideTheRunThatAreItsOwnLoadersProcesses) 
       for (ProcessLine& process : sample.processes) process.children_cpu_percent = 50;
     }
   }
-  EXPECT_EQ(find(analyze(run.profile), "contention"), nullptr);
+  EXPECT_EQ(find_finding(analyze(run.profile), "contention"), nullptr);
 }
 
 TEST(CausesThatCannotExist, ADeviceOfARunOnProcessors) {

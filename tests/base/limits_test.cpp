@@ -51,7 +51,7 @@ Ended in_child(const std::function<std::string()>& work) {
   return ended;
 }
 
-std::string error_of(const std::function<void()>& work) {
+std::string error_at_limit(const std::function<void()>& work) {
   try {
     work();
   } catch (const Error& error) {
@@ -70,7 +70,7 @@ void take_all_memory() {
 TEST(LimitOfMemory, IsNamedForABadAlloc) {
   const Ended ended = in_child([] {
     limit(RLIMIT_AS, 1u << 28);
-    return error_of(take_all_memory);
+    return error_at_limit(take_all_memory);
   });
   EXPECT_EQ(ended.status, 0);
   EXPECT_THAT(ended.text,
@@ -78,7 +78,7 @@ TEST(LimitOfMemory, IsNamedForABadAlloc) {
                          "has "));
   EXPECT_THAT(in_child([] {
                 limit(RLIMIT_DATA, 1u << 27);
-                return error_of(take_all_memory);
+                return error_at_limit(take_all_memory);
               }).text,
               StartsWith("out of memory: RLIMIT_DATA lets this process have 128.0 MiB of data, and it has "));
   EXPECT_THAT(describe(std::bad_alloc()), MatchesRegex("out of memory: this machine has .* left: end other .*"));
@@ -130,7 +130,7 @@ TEST(LimitOfFileSize, IsAnErrorThatNamesItAndNoSignal) {
   const Ended ended = in_child([&] {
     limit(RLIMIT_FSIZE, 4096);
     prepare_for_limits();
-    return error_of([&] { write_file_atomic(folder.path() / "long", std::string(10'000, 'x')); });
+    return error_at_limit([&] { write_file_atomic(folder.path() / "long", std::string(10'000, 'x')); });
   });
   EXPECT_EQ(ended.status, 0);
   EXPECT_EQ(ended.text,
@@ -144,8 +144,8 @@ TEST(LimitOfProcesses, IsNamedForThreadsAndProcesses) {
   const Ended ended = in_child([] {
     limit(RLIMIT_NPROC, 1);
     if (::setresuid(61'237, 61'237, 61'237) != 0) return std::string("no such user");
-    return error_of([] { start_thread("the test", [] {}).join(); }) + "\n" +
-           error_of([] { std::thread([] {}).join(); });
+    return error_at_limit([] { start_thread("the test", [] {}).join(); }) + "\n" +
+           error_at_limit([] { std::thread([] {}).join(); });
   });
   const std::string limit_text =
       "RLIMIT_NPROC lets this user have 1 processes and threads at a time: raise it (ulimit "

@@ -121,11 +121,11 @@ TEST(ParseUntrusted, AHundredThousandKeysAreRefusedAtOnce) {
 }
 
 TEST(TakeOutWrongMembers, NamesEachAndLeavesTheRest) {
-  constexpr KnownMember kMembers[] = {{"pid", JsonType::kInteger},
-                                      {"share", JsonType::kNumber},
-                                      {"name", JsonType::kText | JsonType::kNull},
-                                      {"in.side", JsonType::kObject},
-                                      {"none", JsonType::kText}};
+  constexpr KnownMember kMembers[] = {{"pid", KnownMember::kInteger},
+                                      {"share", KnownMember::kNumber},
+                                      {"name", KnownMember::kText | KnownMember::kNull},
+                                      {"in.side", KnownMember::kObject},
+                                      {"none", KnownMember::kText}};
   Json right = {{"pid", 5}, {"share", 1}, {"name", nullptr}, {"in", {{"side", Json::object()}}}, {"other", 1}};
   const Json before = right;
   EXPECT_THAT(take_out_wrong_members(right, kMembers), ElementsAre());

@@ -1,4 +1,4 @@
-// What a scope of a trial costs (TrialContext::scope()): an empty one, in a step with phases, with a real agent.
+// What a scope of a trial costs (TrialContext::scope()): an empty one, in a step with phases, with a real monitor.
 //
 //   bench_scopes [--json]
 //
@@ -13,7 +13,7 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/profile/agent_process.h"
+#include "dtrain/profile/monitor_process.h"
 #include "dtrain/profile/recorder.h"
 
 namespace {
@@ -45,15 +45,15 @@ Json measure(const bench::ScratchFolder& scratch) {
   const SystemClock clock;
   const auto folder = scratch.path() / "profile";
   std::filesystem::create_directories(folder);
-  profile::AgentOptions options;
+  profile::MonitorOptions options;
   options.agent_id = "bench";
   options.profile_folder = folder;
   options.local_ranks = {0};
-  profile::AgentProcess agent = profile::start_agent(options);
+  profile::MonitorProcess monitor = profile::start_monitor(options);
   std::vector<double> empty, one, nested, of_many;
   {
     Recorder::Options rank;
-    rank.agent_socket = agent.socket;
+    rank.monitor_socket = monitor.socket;
     Recorder recorder(rank, clock, clock.monotonic());
     std::int64_t batch = 0;
     for (int turn = 0; turn < kTurns; ++turn) {
@@ -72,7 +72,7 @@ Json measure(const bench::ScratchFolder& scratch) {
       of_many.push_back(time_of(recorder, clock, batch, [&] { const auto scope = recorder.scope("the-last"); }));
     }
   }
-  profile::finish_agent(agent, std::chrono::seconds(30));
+  profile::finish_monitor(monitor, std::chrono::seconds(30));
   const double base = bench::median_of(empty);
   return {{"scope_ns", bench::median_of(one) - base},
           {"nested_ns", (bench::median_of(nested) - base) / 2},

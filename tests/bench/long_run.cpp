@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kRanks = 2;
 
-std::filesystem::path beside(const std::string& name) {
+std::filesystem::path program_beside(const std::string& name) {
   return executable_path().parent_path() / name;
 }
 
@@ -29,7 +29,7 @@ void launch(const std::filesystem::path& scratch, std::int64_t steps) {
       << kRanks << "}\nsearcher: {max_length: {batches: " << steps << "}}\ndata: {samples: 20000}\n";
   const UniqueFd log(::open((scratch / "log").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   ProcessOptions options;
-  options.command = {beside("dtrain").string(), "launch", (scratch / "experiment.yaml").string(), "--run-dir",
+  options.command = {program_beside("dtrain").string(), "launch", (scratch / "experiment.yaml").string(), "--run-dir",
                      (scratch / "run").string()};
   options.fds = {{1, log.get()}, {2, log.get()}};
   const ExitStatus status = Process::start(options).wait();

@@ -22,10 +22,10 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-constexpr const char* kAddress = "127.0.0.1";
+constexpr const char* kLoopback = "127.0.0.1";
 
 BackendParts parts_of(ControlPlane& control, const TestWorld& world, Security security = Security::kProof) {
-  BackendParts parts{.control = control, .address = kAddress, .options = world.communicator_options()};
+  BackendParts parts{.control = control, .address = kLoopback, .options = world.communicator_options()};
   parts.options.security = security;
   parts.members.resize(static_cast<std::size_t>(world.size));
   std::iota(parts.members.begin(), parts.members.end(), 0);

@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::int64_t label_of(const Sample& sample) {
+std::int64_t packed_label(const Sample& sample) {
   std::int64_t label = 0;
   std::memcpy(&label, sample.values.at(1).data.get(), sizeof label);
   return label;
@@ -58,7 +58,7 @@ TEST_F(PackTest, ShardsHaveThePicturesOfTheFolder) {
     for (const auto& [side, list] : {std::pair{from, &expected}, std::pair{source, &found}}) {
       const Sample sample = side->read({}, i);
       const Value& file = sample.values[0];
-      list->push_back(std::to_string(label_of(sample)) +
+      list->push_back(std::to_string(packed_label(sample)) +
                       std::string(reinterpret_cast<const char*>(file.data.get()), file.bytes()));
     }
   }
@@ -81,7 +81,7 @@ TEST_F(PackTest, TheOrderIsThatOfTheSeed) {
   EXPECT_EQ(labels({.seed = 1}), labels({.seed = 1}));
   EXPECT_NE(labels({.seed = 1}), labels({.seed = 2}));
   const auto kept = packed({.name = "kept", .shuffle = false});
-  for (std::int64_t i = 0; i < 9; ++i) EXPECT_EQ(label_of(kept->read({}, i)), i < 6 ? 0 : 1);
+  for (std::int64_t i = 0; i < 9; ++i) EXPECT_EQ(packed_label(kept->read({}, i)), i < 6 ? 0 : 1);
 }
 
 TEST_F(PackTest, AListNamesPicturesAndClasses) {
@@ -145,7 +145,7 @@ TEST_F(PackTest, MembersHaveTheEndingOfTheirContent) {
   pack_pictures(read_picture_list(folder_ / "odd/list.csv", "path", "class"), folder_ / "odd_out", {});
   const auto source = load_shards((folder_ / "odd_out/shard-*.tar").string());
   ASSERT_EQ(source->size(), 1);
-  EXPECT_EQ(label_of(source->read({}, 0)), 3);
+  EXPECT_EQ(packed_label(source->read({}, 0)), 3);
 }
 
 // Validation is packed beside training, and a class has one number in both.

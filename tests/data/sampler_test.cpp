@@ -34,13 +34,13 @@ std::vector<Batch> batches(std::int64_t size, const SamplerOptions& options, std
   return all;
 }
 
-constexpr std::int64_t kLarge = Permutation::kListed + 7;
+constexpr std::int64_t kLargeSize = Permutation::kListed + 7;
 
 TEST(Sampler, RanksTogetherSeeTheGlobalBatchesOfOneRank) {
   for (const int world : {1, 2, 3, 4}) {
     for (const std::int64_t batch : {1, 2, 5}) {
-      for (const std::int64_t size : {std::int64_t{20}, std::int64_t{61}, std::int64_t{100}, kLarge}) {
-        if (size == kLarge && batch != 5) continue;
+      for (const std::int64_t size : {std::int64_t{20}, std::int64_t{61}, std::int64_t{100}, kLargeSize}) {
+        if (size == kLargeSize && batch != 5) continue;
         const auto whole = batches(size, {.batch_size = world * batch, .seed = 5}, 2);
         std::vector<Batch> joined(whole.size());
         for (int rank = 0; rank < world; ++rank) {

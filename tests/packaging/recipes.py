@@ -449,7 +449,7 @@ void add_hello(CLI::App& app, ExitCode*) {
         self.assertIn("hello", self.run_program(program, "completion", "bash"))
 
     def test_a_system_metric(self):
-        header, source = "runtime/profile/agent/system_sampler.h", "runtime/profile/agent/system_sampler.cpp"
+        header, source = "runtime/profile/monitor/system_sampler.h", "runtime/profile/monitor/system_sampler.cpp"
         recipe = Recipe(self)
         recipe.replace(header, "  std::vector<double> cpu_util_per_core;",
                        "  std::optional<double> entropy;\n  std::vector<double> cpu_util_per_core;")
@@ -457,7 +457,7 @@ void add_hello(CLI::App& app, ExitCode*) {
                        '    HostMetric{&SystemSample::entropy, "entropy", "bits", 1, "dtrain_entropy_bits", "What the pool has"},\n')
         recipe.replace(source, "  SystemSample sample;\n", "  SystemSample sample;\n  sample.entropy = 256.5;\n")
         self.assertFollows(recipe, "a system metric")
-        agent = TREE / "runtime/profile/agent"
+        agent = TREE / "runtime/profile/monitor"
         made = compile_text("profile_test", "metric", f"""
 #include "{agent}/system_sampler.cpp"
 #include "{agent}/format.cpp"

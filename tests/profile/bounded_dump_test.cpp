@@ -1,5 +1,5 @@
 // The first 10,000 steps in full, then windows: nothing is counted twice or lost, whenever a run ends.
-#include "agent/dump.h"
+#include "monitor/dump.h"
 
 #include <gmock/gmock.h>
 #include <sys/resource.h>

@@ -1,4 +1,4 @@
-#include "agent/dump.h"
+#include "monitor/dump.h"
 
 #include <gmock/gmock.h>
 

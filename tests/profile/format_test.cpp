@@ -1,4 +1,4 @@
-#include "agent/format.h"
+#include "monitor/format.h"
 
 #include <gtest/gtest.h>
 

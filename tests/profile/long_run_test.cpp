@@ -1,4 +1,5 @@
-// Runs longer than what is kept in full, through the real agent: nothing recorded is lost, whichever process is killed.
+// Runs longer than what is kept in full, through the real monitor: nothing recorded is lost, whichever process is
+// killed.
 #include <gmock/gmock.h>
 
 #include <csignal>
@@ -47,10 +48,10 @@ struct Counts {
 
 TEST(LongRun, EveryStepIsOnDiskInOneRecord) {
   TestRun run;
-  AgentProcess agent = start_agent(run.agent_options({0}));
+  MonitorProcess monitor = start_monitor(run.monitor_options({0}));
   const SystemClock clock;
   {
-    Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+    Recorder recorder(TestRun::rank_options(monitor, 0), clock, clock.monotonic());
     record_many_steps(recorder, 1, kSteps);
     recorder.clock({7, -8, 9, 16});
     recorder.mark(RunMark::kLoopEnd);
@@ -59,7 +60,7 @@ TEST(LongRun, EveryStepIsOnDiskInOneRecord) {
     EXPECT_EQ(counts.steps, kSteps) << "the unfinished window too";
     EXPECT_EQ(counts.windows, 4);
   }
-  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  EXPECT_TRUE(finish_monitor(monitor, kDeadline).success());
   const auto records = read_dump(run.rank_dump(0));
   const Counts counts(records);
   EXPECT_EQ(counts.steps, kSteps);
@@ -76,31 +77,31 @@ TEST(LongRun, EveryStepIsOnDiskInOneRecord) {
 
 TEST(LongRun, ARankKilledInAWindowLosesNothing) {
   TestRun run;
-  AgentProcess agent = start_agent(run.agent_options({0}));
+  MonitorProcess monitor = start_monitor(run.monitor_options({0}));
   const pid_t rank = fork_child([&] {
     const SystemClock clock;
-    Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+    Recorder recorder(TestRun::rank_options(monitor, 0), clock, clock.monotonic());
     record_many_steps(recorder, 1, kSteps);
     recorder.begin_step(kSteps + 1);
     ::kill(::getpid(), SIGKILL);
   });
   EXPECT_EQ(WTERMSIG(wait_for(rank)), SIGKILL);
-  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  EXPECT_TRUE(finish_monitor(monitor, kDeadline).success());
   const auto records = read_dump(run.rank_dump(0));
   EXPECT_EQ(Counts(records).steps, kSteps);
   EXPECT_EQ(Counts(records).collectives, kSteps - kBare);
   EXPECT_EQ(records.back()["how"], "connection lost");
 }
 
-TEST(LongRun, AnAgentKilledInAWindowLosesNothingOfIt) {
+TEST(LongRun, AMonitorKilledInAWindowLosesNothingOfIt) {
   TestRun run;
-  AgentProcess agent = start_agent(run.agent_options({0}));
+  MonitorProcess monitor = start_monitor(run.monitor_options({0}));
   const SystemClock clock;
-  Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+  Recorder recorder(TestRun::rank_options(monitor, 0), clock, clock.monotonic());
   record_many_steps(recorder, 1, kSteps);
   recorder.flush(kDeadline);
-  agent.process.kill(SIGKILL);
-  agent.process.wait();
+  monitor.process.kill(SIGKILL);
+  monitor.process.wait();
   const Counts counts(read_dump(run.rank_dump(0)));
   EXPECT_EQ(counts.steps, kSteps);
   EXPECT_EQ(counts.collectives, kSteps - kBare);
@@ -109,14 +110,14 @@ TEST(LongRun, AnAgentKilledInAWindowLosesNothingOfIt) {
 
 TEST(LongRun, MemoryOfTheRankIsRecordedUntilTheEnd) {
   TestRun run;
-  auto options = run.agent_options({0});
+  auto options = run.monitor_options({0});
   options.sample_period = 20ms;
-  AgentProcess agent = start_agent(options);
+  MonitorProcess monitor = start_monitor(options);
   constexpr std::size_t kHeld = 64u << 20;
   constexpr std::size_t kPieces = 1'000, kPiece = 64u << 10;  // of the heap
   const pid_t rank = fork_child([&] {
     const SystemClock clock;
-    Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+    Recorder recorder(TestRun::rank_options(monitor, 0), clock, clock.monotonic());
     record_many_steps(recorder, 1, 3);
     std::this_thread::sleep_for(200ms);
     {
@@ -132,7 +133,7 @@ TEST(LongRun, MemoryOfTheRankIsRecordedUntilTheEnd) {
     recorder.flush(kDeadline);
   });
   EXPECT_EQ(wait_for(rank), 0);
-  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  EXPECT_TRUE(finish_monitor(monitor, kDeadline).success());
   const auto memory = of_kind(read_dump(run.rank_dump(0)), "memory");
   ASSERT_GE(memory.size(), 3u);
   const Json& first = memory.front();

@@ -1,4 +1,4 @@
-// Scrapes the real agent as Prometheus does.
+// Scrapes the real monitor as Prometheus does.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <netinet/in.h>
@@ -74,12 +74,12 @@ std::string of_rank(const std::string& name, int rank, const std::string& more =
 
 struct Scraped : testing::Test {
   void start(const std::string& address, int port) {
-    auto options = run.agent_options({0, 1});
+    auto options = run.monitor_options({0, 1});
     options.sample_period = 20ms;
     options.prometheus = {address, port};
-    agent.emplace(start_agent(options));
+    monitor.emplace(start_monitor(options));
   }
-  std::string where() { return read_dump(run.agent_dump()).front()["prometheus"].get<std::string>(); }
+  std::string where() { return read_dump(run.monitor_dump()).front()["prometheus"].get<std::string>(); }
   // Once `name` has this value.
   bool shows(const std::string& name, double value) {
     return eventually([&] {
@@ -88,7 +88,7 @@ struct Scraped : testing::Test {
     });
   }
   TestRun run;
-  std::optional<AgentProcess> agent;
+  std::optional<MonitorProcess> monitor;
   std::map<std::string, double> last;
 };
 
@@ -96,8 +96,8 @@ TEST_F(Scraped, WhatRanksDidAndWhatTheSystemDoes) {
   start("127.0.0.1", 0);
   const SystemClock clock;
   {
-    Recorder first(TestRun::rank_options(*agent, 0, 2), clock, clock.monotonic());
-    Recorder second(TestRun::rank_options(*agent, 1, 2), clock, clock.monotonic());
+    Recorder first(TestRun::rank_options(*monitor, 0, 2), clock, clock.monotonic());
+    Recorder second(TestRun::rank_options(*monitor, 1, 2), clock, clock.monotonic());
     for (int batch = 1; batch <= 12; ++batch) {
       first.begin_step(batch);
       {
@@ -129,21 +129,21 @@ TEST_F(Scraped, WhatRanksDidAndWhatTheSystemDoes) {
     }
     EXPECT_NEAR(of_phases, last.at(of_rank("dtrain_step_seconds_total", 0)), 1e-9);
   }
-  EXPECT_TRUE(finish_agent(*agent, kDeadline).success());
+  EXPECT_TRUE(finish_monitor(*monitor, kDeadline).success());
 }
 
 TEST_F(Scraped, ARankThatEndedStaysVisible) {
   start("127.0.0.1", 0);
   const SystemClock clock;
   {
-    Recorder first(TestRun::rank_options(*agent, 0, 2), clock, clock.monotonic());
+    Recorder first(TestRun::rank_options(*monitor, 0, 2), clock, clock.monotonic());
     first.begin_step(1);
     first.end_step({32, true, 0});
   }
-  Recorder second(TestRun::rank_options(*agent, 1, 2), clock, clock.monotonic());
+  Recorder second(TestRun::rank_options(*monitor, 1, 2), clock, clock.monotonic());
   ASSERT_TRUE(eventually([&] { return of_kind(read_dump(run.rank_dump(0)), "end").size() == 1; }));
-  const std::size_t before = of_kind(read_dump(run.agent_dump()), "system").size();
-  ASSERT_TRUE(eventually([&] { return of_kind(read_dump(run.agent_dump()), "system").size() > before + 1; }));
+  const std::size_t before = of_kind(read_dump(run.monitor_dump()), "system").size();
+  ASSERT_TRUE(eventually([&] { return of_kind(read_dump(run.monitor_dump()), "system").size() > before + 1; }));
   EXPECT_TRUE(shows(of_rank("dtrain_steps_total", 0), 1));
 }
 
@@ -153,13 +153,13 @@ TEST_F(Scraped, ItListensOnlyWhereItIsToldAndOnlyIfItIs) {
   EXPECT_FALSE(scrape(where()).empty());
   EXPECT_TRUE(scrape("127.0.0.2" + port).empty()) << "another address of this machine";
   TestRun without;
-  AgentProcess quiet = start_agent(without.agent_options({0}));
-  EXPECT_FALSE(read_dump(without.agent_dump()).front().contains("prometheus"));
+  MonitorProcess quiet = start_monitor(without.monitor_options({0}));
+  EXPECT_FALSE(read_dump(without.monitor_dump()).front().contains("prometheus"));
 }
 
 TEST_F(Scraped, WhileOthersSendHalfARequestOrNothing) {
   start("127.0.0.1", 0);
-  ASSERT_TRUE(eventually([&] { return !of_kind(read_dump(run.agent_dump()), "system").empty(); }));
+  ASSERT_TRUE(eventually([&] { return !of_kind(read_dump(run.monitor_dump()), "system").empty(); }));
   std::vector<UniqueFd> half;
   for (int i = 0; i < 300; ++i) {
     half.push_back(connect_to(where()));
@@ -171,8 +171,8 @@ TEST_F(Scraped, WhileOthersSendHalfARequestOrNothing) {
   }
   EXPECT_THAT(scrape(where()), testing::HasSubstr("# TYPE dtrain_free_memory_bytes gauge\ndtrain_free_memory_bytes{"));
   for (const UniqueFd& fd : half) EXPECT_EQ(rest_of(fd), "") << "closed without an answer";
-  const std::size_t before = of_kind(read_dump(run.agent_dump()), "system").size();
-  EXPECT_TRUE(eventually([&] { return of_kind(read_dump(run.agent_dump()), "system").size() > before + 1; }));
+  const std::size_t before = of_kind(read_dump(run.monitor_dump()), "system").size();
+  EXPECT_TRUE(eventually([&] { return of_kind(read_dump(run.monitor_dump()), "system").size() > before + 1; }));
 }
 
 TEST_F(Scraped, RequestsOfEachKindGetTheirAnswer) {
@@ -195,10 +195,10 @@ TEST_F(Scraped, RequestsOfEachKindGetTheirAnswer) {
 TEST_F(Scraped, APortThatIsTakenIsAnError) {
   start("127.0.0.1", 0);
   TestRun other;
-  auto options = other.agent_options({0});
+  auto options = other.monitor_options({0});
   options.prometheus = {"127.0.0.1", std::stoi(where().substr(where().rfind(':') + 1))};
   try {
-    start_agent(options);
+    start_monitor(options);
     FAIL() << "two agents on one port";
   } catch (const Error& error) {
     EXPECT_THAT(error.what(),

@@ -12,7 +12,7 @@
 namespace dtrain::profile {
 namespace {
 
-TEST(Recorder, WithoutAnAgentNothingHappens) {
+TEST(Recorder, WithoutAMonitorNothingHappens) {
   const ManualClock clock;
   Recorder recorder({}, clock, clock.now);
   EXPECT_FALSE(recorder.enabled());
@@ -24,16 +24,16 @@ TEST(Recorder, WithoutAnAgentNothingHappens) {
   recorder.end_step({});
   recorder.flush(0ms);
   EXPECT_EQ(recorder.phases(), PhaseTimes{});
-  EXPECT_TRUE(recorder.agent_is_here());
+  EXPECT_TRUE(recorder.monitor_is_here());
 }
 
-TEST(Recorder, GoesOnWithoutAnAgentThatHasEndedBeforeItCameToIt) {
+TEST(Recorder, GoesOnWithoutAMonitorThatHasEndedBeforeItCameToIt) {
   const SystemClock clock;
   Recorder::Options options;
   options.rank = 3;
-  options.agent_socket = UnixListener::create("test").name();  // whose listener is gone by now
+  options.monitor_socket = UnixListener::create("test").name();  // whose listener is gone by now
   Recorder recorder(options, clock, clock.monotonic());
-  EXPECT_FALSE(recorder.agent_is_here());
+  EXPECT_FALSE(recorder.monitor_is_here());
   recorder.begin_step(1);
   recorder.end_step({});
   try {
@@ -44,23 +44,23 @@ TEST(Recorder, GoesOnWithoutAnAgentThatHasEndedBeforeItCameToIt) {
   }
 }
 
-TEST(Recorder, GoesOnWithoutAnAgentThatDoesNotAnswer) {
+TEST(Recorder, GoesOnWithoutAMonitorThatDoesNotAnswer) {
   const SystemClock clock;
   UnixListener silent = UnixListener::create("test");
   Recorder::Options options;
-  options.agent_socket = silent.name();
+  options.monitor_socket = silent.name();
   options.connect_timeout = 50ms;
   Recorder recorder(options, clock, clock.monotonic());
-  EXPECT_FALSE(recorder.agent_is_here());
+  EXPECT_FALSE(recorder.monitor_is_here());
 }
 
 TEST(Recorder, PhasesAreExclusiveAndSumToTheWallTime) {
   TestRun run;
-  AgentProcess agent = start_agent(run.agent_options({0}));
+  MonitorProcess monitor = start_monitor(run.monitor_options({0}));
   ManualClock clock;
   {
     // The clock stands still unless the test moves it, so the connection's time-outs never come.
-    Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.now);
+    Recorder recorder(TestRun::rank_options(monitor, 0), clock, clock.now);
     clock.now += 5ns;
     recorder.switch_to(Phase::kForward);  // outside a step: nothing
     recorder.begin_step(1);
@@ -106,7 +106,7 @@ TEST(Recorder, PhasesAreExclusiveAndSumToTheWallTime) {
     recorder.resume();
     recorder.end_step({});
   }
-  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  EXPECT_TRUE(finish_monitor(monitor, kDeadline).success());
   const auto records = read_dump(run.rank_dump(0));
   const auto steps = of_kind(records, "step");
   ASSERT_EQ(steps.size(), 3u);
@@ -163,11 +163,11 @@ class FakeDeviceMemory final : public DeviceMemory {
 
 TEST(Recorder, DeviceMemoryIsToldByPhaseNowAndThen) {
   TestRun run;
-  AgentProcess agent = start_agent(run.agent_options({0}));
+  MonitorProcess monitor = start_monitor(run.monitor_options({0}));
   ManualClock clock;
   FakeDeviceMemory memory;
   {
-    Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+    Recorder recorder(TestRun::rank_options(monitor, 0), clock, clock.monotonic());
     recorder.watch(&memory);
     for (int batch = 1; batch <= 10; ++batch) {  // 200 ms each: twice a second is every third
       recorder.begin_step(batch);
@@ -187,7 +187,7 @@ TEST(Recorder, DeviceMemoryIsToldByPhaseNowAndThen) {
       recorder.end_step({});
     }
   }
-  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  EXPECT_TRUE(finish_monitor(monitor, kDeadline).success());
   const auto told = of_kind(read_dump(run.rank_dump(0)), "device_memory");
   ASSERT_EQ(told.size(), 4u);
   for (std::size_t i = 0; i < told.size(); ++i) {
@@ -204,10 +204,10 @@ TEST(Recorder, DeviceMemoryIsToldByPhaseNowAndThen) {
 
 TEST(Recorder, PhasesGoOnWhenMemoryIsNoLongerWatchedInTheMiddleOfAStep) {
   TestRun run;
-  AgentProcess agent = start_agent(run.agent_options({0}));
+  MonitorProcess monitor = start_monitor(run.monitor_options({0}));
   ManualClock clock;
   {
-    Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+    Recorder recorder(TestRun::rank_options(monitor, 0), clock, clock.monotonic());
     {
       FakeDeviceMemory memory;
       recorder.watch(&memory);
@@ -216,7 +216,7 @@ TEST(Recorder, PhasesGoOnWhenMemoryIsNoLongerWatchedInTheMiddleOfAStep) {
     }
     const PhaseScope phase(recorder, Phase::kFromDevice);  // while an exception ends training
   }
-  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  EXPECT_TRUE(finish_monitor(monitor, kDeadline).success());
   EXPECT_TRUE(of_kind(read_dump(run.rank_dump(0)), "device_memory").empty());
 }
 

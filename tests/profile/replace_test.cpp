@@ -10,8 +10,8 @@
 #include <csignal>
 #include <map>
 
-#include "agent/dump.h"
 #include "dtrain/analysis/dump_reader.h"
+#include "monitor/dump.h"
 #include "support.h"
 
 namespace dtrain::profile {

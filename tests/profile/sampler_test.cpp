@@ -1,8 +1,8 @@
-#include "agent/system_sampler.h"
+#include "monitor/system_sampler.h"
 
 #include <gmock/gmock.h>
 
-#include "agent/format.h"
+#include "monitor/format.h"
 #include "support.h"
 
 namespace dtrain::profile {

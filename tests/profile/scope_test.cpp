@@ -8,8 +8,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "agent/format.h"
 #include "dtrain/base/error.h"
+#include "monitor/format.h"
 #include "support.h"
 
 namespace dtrain::profile {
@@ -27,7 +27,7 @@ std::string error_of(const Body& body) {
   return "no error";
 }
 
-// Scopes without an agent, which have no times.
+// Scopes without a monitor, which have no times.
 struct ScopeErrors : testing::Test {
   const ManualClock clock;
   Recorder recorder{{}, clock, clock.now};
@@ -56,10 +56,10 @@ TEST_F(ScopeErrors, ThereAreAFixedNumberOfPaths) {
 
 TEST(Scope, ItsTimeLiesWithinThePhases) {
   TestRun run;
-  AgentProcess agent = start_agent(run.agent_options({0}));
+  MonitorProcess monitor = start_monitor(run.monitor_options({0}));
   ManualClock clock;
   {
-    Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.now);
+    Recorder recorder(TestRun::rank_options(monitor, 0), clock, clock.now);
     {
       const auto outside = recorder.scope("outside");  // of a step: no time
       clock.now += 50ns;
@@ -105,7 +105,7 @@ TEST(Scope, ItsTimeLiesWithinThePhases) {
     recorder.hold_phase(false);
     recorder.end_step({});
   }
-  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  EXPECT_TRUE(finish_monitor(monitor, kDeadline).success());
   const auto records = read_dump(run.rank_dump(0));
   const auto scopes = of_kind(records, "scope");
   ASSERT_EQ(scopes.size(), 3u);
@@ -130,10 +130,10 @@ TEST(Scope, ItsTimeLiesWithinThePhases) {
 
 TEST(Scope, ExceptionsAndTheEndOfTheStepEndIt) {
   TestRun run;
-  AgentProcess agent = start_agent(run.agent_options({0}));
+  MonitorProcess monitor = start_monitor(run.monitor_options({0}));
   ManualClock clock;
   {
-    Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.now);
+    Recorder recorder(TestRun::rank_options(monitor, 0), clock, clock.now);
     recorder.begin_step(1);
     try {
       const auto outer = recorder.scope("outer");
@@ -162,7 +162,7 @@ TEST(Scope, ExceptionsAndTheEndOfTheStepEndIt) {
     kept.reset();  // ends nothing in this step
     recorder.end_step({});
   }
-  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  EXPECT_TRUE(finish_monitor(monitor, kDeadline).success());
   std::vector<std::string> found;
   for (const Json& scope : of_kind(read_dump(run.rank_dump(0)), "scope")) {
     found.push_back(scope["batch"].dump() + " " + scope["scope"].get<std::string>() + " " + scope["wall_ns"].dump());

@@ -1,4 +1,4 @@
-// What the tests of the profile share: a clock set by hand, child processes, an agent with its folder.
+// What the tests of the profile share: a clock set by hand, child processes, a monitor with its folder.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 #include "../harness/temporary_folder.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
-#include "dtrain/profile/agent_process.h"
+#include "dtrain/profile/monitor_process.h"
 #include "dtrain/profile/recorder.h"
 
 namespace dtrain::profile {
@@ -60,7 +60,7 @@ inline int wait_for(pid_t child) {
   return status;
 }
 
-// A run's folder, and options for an agent and ranks in it.
+// A run's folder, and options for a monitor and ranks in it.
 struct TestRun {
   TestRun() {
     fs::create_directories(profile());
@@ -72,20 +72,20 @@ struct TestRun {
     std::snprintf(name, sizeof name, "rank-%04d.jsonl", rank);
     return profile() / name;
   }
-  fs::path agent_dump() const { return profile() / "agent-host1.jsonl"; }
-  AgentOptions agent_options(std::vector<int> ranks) const {
-    AgentOptions options;
+  fs::path monitor_dump() const { return profile() / "agent-host1.jsonl"; }
+  MonitorOptions monitor_options(std::vector<int> ranks) const {
+    MonitorOptions options;
     options.agent_id = "host1";
     options.profile_folder = profile();
     options.local_ranks = std::move(ranks);
     options.header = {{"run", "0007"}};
     return options;
   }
-  static Recorder::Options rank_options(const AgentProcess& agent, int rank, int world_size = 1) {
+  static Recorder::Options rank_options(const MonitorProcess& monitor, int rank, int world_size = 1) {
     Recorder::Options options;
     options.rank = rank;
     options.world_size = world_size;
-    options.agent_socket = agent.socket;
+    options.monitor_socket = monitor.socket;
     options.header = {{"versions", {{"dtrain", "0.1.0"}}}};
     return options;
   }

@@ -253,11 +253,11 @@ class Told final : public StepObserver {
 
 TEST(Recorder, TellsItsObserverWhenPhasesBeginAndEnd) {
   TestRun run;
-  AgentProcess agent = start_agent(run.agent_options({0}));
+  MonitorProcess monitor = start_monitor(run.monitor_options({0}));
   ManualClock clock;
   Told told;
   {
-    Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.now);
+    Recorder recorder(TestRun::rank_options(monitor, 0), clock, clock.now);
     recorder.begin_step(1);
     recorder.end_step({});  // no observer yet
     recorder.observe(&told);
@@ -279,7 +279,7 @@ TEST(Recorder, TellsItsObserverWhenPhasesBeginAndEnd) {
     recorder.begin_step(3);
     recorder.end_step({});
   }
-  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  EXPECT_TRUE(finish_monitor(monitor, kDeadline).success());
   EXPECT_EQ(told.text,
             "other 1000-1005; scope outer/inner 1009-1015; collective 2 9; scope outer 1005-1015; "
             "train_batch.forward 1005-1015; other 1015-1018; step 2 1000-1018; ");

@@ -39,7 +39,7 @@ class BoundPort {
   std::uint16_t number_ = 0;
 };
 
-std::string error_of(const HostWait& wait) {
+std::string error_of_wait(const HostWait& wait) {
   try {
     (void)await_listener(wait);
   } catch (const CommError& error) {
@@ -61,10 +61,10 @@ TEST(HostNames, AListenerThatComesLaterIsFound) {
 TEST(HostNames, TheDeadlineSaysWhatIsMissing) {
   const BoundPort port;
   const std::chrono::milliseconds deadline(300);
-  EXPECT_THAT(error_of({.name = "127.0.0.1", .port = port.number(), .timeout = deadline, .waiter = "rank 1"}),
+  EXPECT_THAT(error_of_wait({.name = "127.0.0.1", .port = port.number(), .timeout = deadline, .waiter = "rank 1"}),
               AllOf(HasSubstr("rank 1 has waited 300 ms for rank 0: 127.0.0.1 (127.0.0.1) port "),
                     HasSubstr(": Connection refused")));
-  EXPECT_THAT(error_of({.name = "..", .port = port.number(), .timeout = deadline, .waiter = "rank 1"}),
+  EXPECT_THAT(error_of_wait({.name = "..", .port = port.number(), .timeout = deadline, .waiter = "rank 1"}),
               HasSubstr("rank 1 has waited 300 ms for rank 0: the name .. does not resolve: "));
 }
 

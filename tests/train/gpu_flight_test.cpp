@@ -22,7 +22,7 @@ StepsInFlight::Use append_to(std::vector<double>& seen) {
   return [&seen](std::span<const double> values) { seen.insert(seen.end(), values.begin(), values.end()); };
 }
 
-at::Tensor on_gpu(double value) {
+at::Tensor number_on_gpu(double value) {
   return at::full({}, value, at::TensorOptions(test::kGpu).dtype(at::kFloat));
 }
 
@@ -34,8 +34,8 @@ TEST_F(GpuFlight, ValuesAreReadLateAndInOrder) {
     gpus.delay_queries(3);
     gpus.take_counts();
     for (int batch = 1; batch <= 6; ++batch) {
-      flight.read(on_gpu(batch), append_to(seen));
-      flight.read(on_gpu(-batch), append_to(seen));
+      flight.read(number_on_gpu(batch), append_to(seen));
+      flight.read(number_on_gpu(-batch), append_to(seen));
       flight.end_batch();
       EXPECT_EQ(seen.size(), static_cast<std::size_t>(2 * std::max(0, batch - 2))) << "after batch " << batch;
     }
@@ -92,13 +92,13 @@ TEST_F(GpuFlight, WhatIsAskedForAfterABatchBelongsToItOnceItIsExtended) {
     StepsInFlight flight(run.device, *run.nccl, run.recorder);
     std::vector<double> seen;
     gpus.delay_queries(3);
-    flight.read(on_gpu(1), append_to(seen));
+    flight.read(number_on_gpu(1), append_to(seen));
     flight.extend_batch();  // no batch is in flight: it becomes one
-    flight.read(on_gpu(2), append_to(seen));
+    flight.read(number_on_gpu(2), append_to(seen));
     flight.finish_all();
     EXPECT_THAT(seen, ElementsAre(1));
     flight.end_batch();
-    flight.read(on_gpu(3), append_to(seen));
+    flight.read(number_on_gpu(3), append_to(seen));
     flight.extend_batch();
     flight.finish_all();
     EXPECT_THAT(seen, ElementsAre(1, 2, 3));
@@ -119,10 +119,10 @@ TEST_F(GpuFlight, ADeviceThatIsLostEndsTheWaitAndTheDestructorKeepsQuiet) {
   run_on_gpu([](GpuRun& run) {
     StepsInFlight flight(run.device, *run.nccl, run.recorder);
     std::vector<double> seen;
-    flight.read(on_gpu(1), append_to(seen));
+    flight.read(number_on_gpu(1), append_to(seen));
     flight.end_batch();
     gpus.lose_device(1);
-    EXPECT_NO_THROW(on_gpu(2));  // its last operation
+    EXPECT_NO_THROW(number_on_gpu(2));  // its last operation
     EXPECT_THROW(flight.finish_all(), c10::AcceleratorError);
     EXPECT_THAT(seen, IsEmpty());
     gpus.heal();
@@ -133,7 +133,7 @@ TEST_F(GpuFlight, AFailureOfAPeerEndsTheWait) {
   run_on_gpu([](GpuRun& run) {
     StepsInFlight flight(run.device, *run.nccl, run.recorder);
     gpus.delay_queries(1'000'000'000);
-    on_gpu(1);
+    number_on_gpu(1);
     flight.end_batch();
     run.nccl->abort("rank 7 has left");
     try {
@@ -199,13 +199,14 @@ TEST_F(GpuFlight, MetricsAreSummedOnTheDevice) {
     StepsInFlight flight(run.device, *run.nccl, run.recorder);
     gpus.delay_queries(3);
     gpus.take_counts();
-    metrics.add({{"loss", on_gpu(1)}, {"host", 10.0}, {"wide", on_gpu(3).to(at::kDouble).reshape({1, 1})}}, 3);
-    metrics.add({{"loss", on_gpu(2)}, {"host", 20.0}, {"wide", on_gpu(5).to(at::kDouble)}}, 1);
+    metrics.add(
+        {{"loss", number_on_gpu(1)}, {"host", 10.0}, {"wide", number_on_gpu(3).to(at::kDouble).reshape({1, 1})}}, 3);
+    metrics.add({{"loss", number_on_gpu(2)}, {"host", 20.0}, {"wide", number_on_gpu(5).to(at::kDouble)}}, 1);
     MetricReducer::Sums sums = metrics.take();
     EXPECT_EQ(sums.samples, 4);
     flight.read(sums.device_sums, [&](std::span<const double> values) { sums.add_device_sums(values); });
     EXPECT_EQ(gpus.take_counts().host_syncs, 0);
-    metrics.add({{"loss", on_gpu(100)}}, 1);  // of the next period
+    metrics.add({{"loss", number_on_gpu(100)}}, 1);  // of the next period
     flight.end_batch();
     EXPECT_TRUE(sums.device_sums.defined()) << "they have arrived too early";
     flight.finish_all();

@@ -35,7 +35,7 @@ struct Case {
   double max_norm = 0;
 };
 
-using Weights = std::map<std::string, at::Tensor>;
+using NamedWeights = std::map<std::string, at::Tensor>;
 
 std::unique_ptr<GradientStrategy> make(Kind kind, FlatParameters& flat, FlatOptimizer& optimizer,
                                        comm::Communicator& communicator, profile::Recorder& recorder,
@@ -50,9 +50,9 @@ std::unique_ptr<GradientStrategy> make(Kind kind, FlatParameters& flat, FlatOpti
 
 // Seven windows of `kinds` in turn; `second` is used by rank 1 alone, and by nobody in some windows (the first one
 // too); the last window is one batch short. Every rank's weights.
-std::vector<Weights> train(const Case& c, const Model& original, const std::vector<Kind>& kinds,
-                           const std::vector<std::int64_t>& thresholds, const std::string& backend = "thread") {
-  std::vector<Weights> results(static_cast<std::size_t>(c.ranks));
+std::vector<NamedWeights> train(const Case& c, const Model& original, const std::vector<Kind>& kinds,
+                                const std::vector<std::int64_t>& thresholds, const std::string& backend = "thread") {
+  std::vector<NamedWeights> results(static_cast<std::size_t>(c.ranks));
   test::run_communicator_ranks(test::TestWorld(c.ranks), backend, [&](comm::Communicator& plain) {
     NoCommonMemory without(plain);
     const bool parts = std::find(kinds.begin(), kinds.end(), Kind::kParts) != kinds.end();
@@ -110,7 +110,8 @@ std::vector<Case> cases() {
   return result;
 }
 
-void expect_same(const std::vector<Weights>& got, const std::vector<Weights>& expected, const Model& original) {
+void expect_same(const std::vector<NamedWeights>& got, const std::vector<NamedWeights>& expected,
+                 const Model& original) {
   for (std::size_t rank = 0; rank < got.size(); ++rank) {
     for (const auto& [name, value] : got[rank]) {
       EXPECT_TRUE(torch::equal(value, expected[0].at(name))) << name << " on rank " << rank;
@@ -380,9 +381,10 @@ std::int64_t resident_bytes(const at::Tensor& flat) {
 
 // Six windows of two batches. Every rank's weights; `kept`: of rank 0, resident bytes of gradients after the last
 // update.
-std::vector<Weights> train_pages(int ranks, Kind kind, bool free, const std::string& backend, std::int64_t threshold,
-                                 std::int64_t* kept = nullptr, const Optimizer& kind_of_update = AdamW{.lr = 0.01}) {
-  std::vector<Weights> results(static_cast<std::size_t>(ranks));
+std::vector<NamedWeights> train_pages(int ranks, Kind kind, bool free, const std::string& backend,
+                                      std::int64_t threshold, std::int64_t* kept = nullptr,
+                                      const Optimizer& kind_of_update = AdamW{.lr = 0.01}) {
+  std::vector<NamedWeights> results(static_cast<std::size_t>(ranks));
   std::mutex seeding;
   test::run_communicator_ranks(test::TestWorld(ranks), backend, [&](comm::Communicator& plain) {
     NoCommonMemory without(plain);

@@ -65,17 +65,11 @@ class NarrowExchange final : public Exchange {
       return {};
     }
     narrow_ = context_.arena->claim<std::uint16_t>(bucket_.count);
-    std::size_t cut = 0;
-    if (small_) {
-      cut = narrow_float16();
-    } else {
-      cut = kernels::narrow_bfloat16(data, narrow_, bucket_.count, scale_, limit_);
-    }
+    const std::size_t cut =
+        small_ ? narrow_float16() : kernels::narrow_bfloat16(data, narrow_, bucket_.count, scale_, limit_);
     context_.statistics.saturated += static_cast<std::int64_t>(cut);
-    ReduceOptions options;
-    options.bucket = bucket_.number;
     return context_.communicator.all_reduce(narrow_, bucket_.count, small_ ? DataType::kFloat16 : DataType::kBfloat16,
-                                            options);
+                                            {.bucket = bucket_.number});
   }
   bool only_local() const override { return narrow_ != nullptr; }
 
@@ -136,8 +130,7 @@ class NarrowCodec final : public Codec {
   }
   // not_applied() need not take anything back: if all gradients are zero, a residual alone (2^-25 at most) sends zero.
   std::vector<std::pair<std::string, std::span<float>>> state() override {
-    if (!small_) return {};
-    return small_->residuals.places();
+    return small_ ? small_->residuals.places() : Codec::state();
   }
   void state_changed() override {
     if (small_) small_->find_owing();

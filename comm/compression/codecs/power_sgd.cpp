@@ -233,10 +233,8 @@ class PowerSgdExchange final : public Exchange {
   }
 
   Work sum(float* data, std::size_t count, double scale) {
-    ReduceOptions options;
-    options.post_scale = scale;
-    options.bucket = bucket_.number;
-    return context_.communicator.all_reduce(data, count, DataType::kFloat32, options);
+    return context_.communicator.all_reduce(data, count, DataType::kFloat32,
+                                            {.post_scale = scale, .bucket = bucket_.number});
   }
 
   CodecContext& context_;
@@ -282,9 +280,7 @@ std::size_t PowerSgdCodec::staging_bytes() const {
 }
 
 std::unique_ptr<Exchange> PowerSgdCodec::begin(const GradientBucket& bucket, double scale) {
-  const bool any =
-      std::any_of(bucket.tensors.begin(), bucket.tensors.end(), [this](std::size_t t) { return factors[t].rank > 0; });
-  if (!any) return nullptr;
+  if (std::ranges::none_of(bucket.tensors, [this](std::size_t t) { return factors[t].rank > 0; })) return nullptr;
   return std::make_unique<PowerSgdExchange>(context_, *this, bucket, scale);
 }
 

@@ -179,7 +179,7 @@ void FiniteCheck::read_header(const FileImage& image) {
       if (name == "__metadata__" || !name.starts_with(*image.weights)) continue;
       const std::string type = about.at("dtype").get<std::string>();
       const auto known = std::find_if(std::begin(kFloatTypes), std::end(kFloatTypes),
-                                      [&](const auto& one) { return type == one.name; });
+                                      [&](const auto& float_type) { return type == float_type.name; });
       const auto offsets = about.at("data_offsets").get<std::vector<std::size_t>>();
       const bool fits = offsets.size() == 2 && offsets[0] <= offsets[1] && offsets[1] <= image.bytes - begin;
       if (known == std::end(kFloatTypes) || !fits) continue;

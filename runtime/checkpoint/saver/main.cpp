@@ -257,16 +257,16 @@ SaveResult save(const SaveOrder& order, const SaveEnvironment& environment) {
   result.about = order.request.about;
   const auto begin = Steady::now();
   const double cpu_before = cpu_seconds();
-  Save one(order, environment);
+  Save saving(order, environment);
   try {
-    one.run(result);
+    saving.run(result);
   } catch (const std::exception& error) {
     result.path.clear();
     result.error = with_remedy(error);
   }
   environment.memory.mark_free(order.request.number);
-  result.wait_s = one.waited_s();
-  result.write_s = seconds_from(begin, one.durable_at().value_or(Steady::now())) - result.wait_s;
+  result.wait_s = saving.waited_s();
+  result.write_s = seconds_from(begin, saving.durable_at().value_or(Steady::now())) - result.wait_s;
   result.cpu_s = cpu_seconds() - cpu_before;
   if (result.error.empty()) {
     environment.log->info("batch {}: {} in {:.3f} s, after waiting for {:.3f} s; {:.3f} s of processor time",

@@ -77,7 +77,7 @@ struct ShardSample {
   std::int64_t label = 0;
 };
 
-constexpr std::array<std::string_view, 3> kPictures{"jpg", "jpeg", "png"};
+constexpr std::array<std::string_view, 3> kPictureKinds{"jpg", "jpeg", "png"};
 constexpr std::string_view kClass = "cls";
 constexpr std::uint64_t kLongestClass = 32;  // bytes of a .cls member
 
@@ -118,7 +118,7 @@ class SampleCollector {
       first_ = member.name;
       at_ = member.header;
     }
-    if (std::find(kPictures.begin(), kPictures.end(), extension) != kPictures.end()) {
+    if (std::find(kPictureKinds.begin(), kPictureKinds.end(), extension) != kPictureKinds.end()) {
       if (picture_) file_.fail(member.header, "the sample " + key_ + " has two pictures");
       if (member.size > std::numeric_limits<std::uint32_t>::max()) {
         file_.fail(member.header, "the picture " + member.name + " has " + std::to_string(member.size) + " bytes");

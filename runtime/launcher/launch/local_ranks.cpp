@@ -33,8 +33,8 @@ std::string why_not_joined(const LaunchPlan& plan) {
   return "is " + program + " a program that calls dtrain::run_trial()?";
 }
 
-profile::AgentOptions monitor_options(const PlacedLaunch& placed, const rank::RunFolder& folder) {
-  profile::AgentOptions options{.agent_id = placed.host, .profile_folder = folder.profile()};
+profile::MonitorOptions monitor_options(const PlacedLaunch& placed, const rank::RunFolder& folder) {
+  profile::MonitorOptions options{.agent_id = placed.host, .profile_folder = folder.profile()};
   for (const rank::RankPlacement& rank : placed.ranks) options.local_ranks.push_back(rank.rank);
   options.header = {{"run", folder.path.filename().string()}, {"versions", {{"dtrain", rank::version()}}}};
   if (const auto& wanted = placed.experiment.profiling.prometheus) options.prometheus = {wanted->address, wanted->port};
@@ -317,7 +317,7 @@ void LocalRanks::signal_all(int signal) {
 Outcome run_local(const Attempt& attempt) {
   const PlacedLaunch& placed = attempt.placed;
   LocalRanks ranks(attempt);
-  profile::KeptAgent monitor(monitor_options(placed, attempt.folder), attempt.clock);
+  profile::KeptMonitor monitor(monitor_options(placed, attempt.folder), attempt.clock);
   attempt.events.write("agent_started", {{"agent", placed.host}, {"pid", monitor.pid()}});
   ranks.keep_monitor(monitor);
 

@@ -12,7 +12,7 @@
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/host/processes.h"
-#include "dtrain/profile/agent_process.h"
+#include "dtrain/profile/monitor_process.h"
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/launcher_link.h"
 #include "dtrain/rank/rank_session.h"
@@ -65,7 +65,7 @@ class LocalRanks final : public WatchedRanks {
   explicit LocalRanks(const Attempt& attempt) : attempt_(attempt) {}
 
   // Starts the monitor again when it has died. It must outlive this object.
-  void keep_monitor(profile::KeptAgent& monitor) { monitor_ = &monitor; }
+  void keep_monitor(profile::KeptMonitor& monitor) { monitor_ = &monitor; }
   // Starts every rank. If one cannot be started, the run has failed, and the watcher ends the others.
   void start(const rank::Handover& handover, const rank::Variables& variables);
   // Returns how the run ended. Called once the watcher has seen the last rank end.
@@ -89,7 +89,7 @@ class LocalRanks final : public WatchedRanks {
   void signal_all(int signal);
 
   const Attempt& attempt_;
-  profile::KeptAgent* monitor_ = nullptr;
+  profile::KeptMonitor* monitor_ = nullptr;
   std::vector<RankProcess> ranks_;
   rank::LogTail tail_;
   host::MemoryKills kills_;  // before the first rank was started

@@ -38,15 +38,15 @@ UniqueFd pipe_with(const std::string& text) {
 }
 
 // A folder that is removed at the end of the scope.
-struct ScratchFolder {
+struct JobFolder {
   fs::path path;
-  explicit ScratchFolder(fs::path folder) : path(std::move(folder)) { make_folder(path); }
-  ~ScratchFolder() {
+  explicit JobFolder(fs::path folder) : path(std::move(folder)) { make_folder(path); }
+  ~JobFolder() {
     std::error_code ignored;
     fs::remove_all(path, ignored);
   }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  JobFolder(const JobFolder&) = delete;
+  JobFolder& operator=(const JobFolder&) = delete;
 };
 
 }  // namespace
@@ -163,7 +163,7 @@ void RemoteHosts::take_back(const PlacedLaunch& placed, const fs::path& file) co
 
 std::string RemoteHosts::collect(const std::string& host, const rank::HostReport& report,
                                  const rank::RunFolder& folder) const {
-  const ScratchFolder scratch(folder.launch() / ("from-" + host));
+  const JobFolder scratch(folder.launch() / ("from-" + host));
   const fs::path archive = scratch.path / "archive.tar";
   const std::string there = shell_quoted(folder.path.string());
   const std::string marked = "test -e " + there + "/" + rank::kHostFolderMark;

@@ -22,18 +22,22 @@ bool is_on_in_both_modes(const std::string& line);
 namespace {
 
 // A function of torch.nn.functional that takes the mode as an argument, with the argument's position and default.
-struct Function {
+struct ModeFunction {
   std::string_view name;
   std::string_view argument;
   std::size_t place;
   bool is_on_by_default;
 };
-constexpr std::array kFunctions{
-    Function{"dropout", "training", 2, true},        Function{"dropout1d", "training", 2, true},
-    Function{"dropout2d", "training", 2, true},      Function{"dropout3d", "training", 2, true},
-    Function{"alpha_dropout", "training", 2, false}, Function{"feature_alpha_dropout", "training", 2, false},
-    Function{"batch_norm", "training", 5, false},    Function{"instance_norm", "use_input_stats", 5, true},
-    Function{"rrelu", "training", 3, false},         Function{"scaled_dot_product_attention", "dropout_p", 4, false}};
+constexpr std::array kModeFunctions{ModeFunction{"dropout", "training", 2, true},
+                                    ModeFunction{"dropout1d", "training", 2, true},
+                                    ModeFunction{"dropout2d", "training", 2, true},
+                                    ModeFunction{"dropout3d", "training", 2, true},
+                                    ModeFunction{"alpha_dropout", "training", 2, false},
+                                    ModeFunction{"feature_alpha_dropout", "training", 2, false},
+                                    ModeFunction{"batch_norm", "training", 5, false},
+                                    ModeFunction{"instance_norm", "use_input_stats", 5, true},
+                                    ModeFunction{"rrelu", "training", 3, false},
+                                    ModeFunction{"scaled_dot_product_attention", "dropout_p", 4, false}};
 
 bool is_word(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
@@ -241,9 +245,9 @@ bool is_on_in_both_modes(const std::string& line) {
     if (dot == std::string_view::npos) continue;
     const std::string_view from = name.substr(0, dot), function = name.substr(dot + 1);
     if (from != "F" && !from.ends_with("functional")) continue;
-    const auto* known =
-        std::find_if(kFunctions.begin(), kFunctions.end(), [&](const Function& one) { return one.name == function; });
-    if (known == kFunctions.end()) continue;
+    const auto* known = std::find_if(kModeFunctions.begin(), kModeFunctions.end(),
+                                     [&](const ModeFunction& one) { return one.name == function; });
+    if (known == kModeFunctions.end()) continue;
     const auto arguments = arguments_at(text, open);
     if (!arguments) return false;
     const std::string_view value = argument_of(*arguments, known->argument, known->place);

@@ -17,7 +17,7 @@ namespace {
 using Kind = Instruction::Kind;
 
 constexpr int kDeepestGraph = 16;
-constexpr const char* kOperators = "torch.ops.";
+constexpr const char* kOperatorPrefix = "torch.ops.";
 
 // These operators compare tensors with those of the export. They are left out, because mixed precision changes types,
 // the device may differ, and shape_check.h checks sizes.
@@ -122,11 +122,11 @@ void GraphBuilder::add_node(const Json& node) {
   std::string& target = instruction.target;
   try {
     if (number_operator(target)) return add_number(node, std::move(instruction));
-    if (!target.starts_with(kOperators)) {
+    if (!target.starts_with(kOperatorPrefix)) {
       refuse("'" + target + "'", "write the model's forward() with operators of torch alone");
       return add_results(list_of(node, "outputs"), instruction);
     }
-    target.erase(0, std::string_view(kOperators).size());
+    target.erase(0, std::string_view(kOperatorPrefix).size());
     if (target == "higher_order.wrap_with_set_grad_enabled") {
       instruction.kind = Kind::kSetGrad;
       instruction.operands.push_back(operand(argument_of(node, 0)));

@@ -13,16 +13,16 @@ namespace {
 
 // Elements that are copied and then updated at once: with state and gradients they fit into a core's second-level
 // cache. With fewer elements the calls of the update's kernel would count.
-constexpr std::int64_t kBlock = 64 * 1024;
+constexpr std::int64_t kCopiedBlock = 64 * 1024;
 
 }  // namespace
 
 void UpdateCopy::add(const FlatRange& range, std::int64_t elements, std::size_t element_size,
                      std::span<const Piece> pieces) {
-  for (std::int64_t begin = range.begin; begin < range.end; begin += kBlock) {
-    const FlatRange part{range.group, begin, std::min(begin + kBlock, range.end)};
+  for (std::int64_t begin = range.begin; begin < range.end; begin += kCopiedBlock) {
+    const FlatRange part{range.group, begin, std::min(begin + kCopiedBlock, range.end)};
     const bool joins = !blocks_.empty() && blocks_.back().range.group == part.group &&
-                       blocks_.back().range.end <= part.begin && part.end - blocks_.back().range.begin <= kBlock;
+                       blocks_.back().range.end <= part.begin && part.end - blocks_.back().range.begin <= kCopiedBlock;
     if (joins) {
       blocks_.back().range.end = part.end;
     } else {

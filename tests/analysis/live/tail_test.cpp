@@ -4,8 +4,8 @@
 
 #include <numeric>
 
-#include "agent/dump.h"
 #include "live/feeds.h"
+#include "monitor/dump.h"
 #include "read/run_files.h"
 #include "run_folder.h"
 

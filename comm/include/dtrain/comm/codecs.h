@@ -14,45 +14,38 @@ namespace dtrain::comm {
 class Codec;          // comm/compression/codec.h
 struct CodecContext;  // the same file
 
-// Gradients are exchanged without compression.
-struct NoCompression {
-  static constexpr const char* kWord = "";
-  static constexpr bool kGathers = false;
-  template <class Keys>
-  void declare_keys(Keys&) {}
-  std::unique_ptr<Codec> make_codec(CodecContext& context) const;  // null
-  bool operator==(const NoCompression&) const = default;
-};
-
-// Half of the bytes: float16, with error feedback for values that it rounds to zero.
-struct Fp16 {
-  static constexpr const char* kWord = "fp16";
+// A codec without settings.
+struct PlainCodec {
   static constexpr bool kGathers = false;  // true: the ranks gather each other's codes; false: they reduce them
   template <class Keys>
   void declare_keys(Keys&) {}
+  bool operator==(const PlainCodec&) const = default;
+};
+
+// Gradients are exchanged without compression.
+struct NoCompression : PlainCodec {
+  static constexpr const char* kWord = "";
+  std::unique_ptr<Codec> make_codec(CodecContext& context) const;  // null
+};
+
+// Half of the bytes: float16, with error feedback for values that it rounds to zero.
+struct Fp16 : PlainCodec {
+  static constexpr const char* kWord = "fp16";
   // Makes the codec (in every struct). CommError if a setting is invalid. The context must outlive the codec.
   std::unique_ptr<Codec> make_codec(CodecContext& context) const;
-  bool operator==(const Fp16&) const = default;
 };
 
 // Half of the bytes: bfloat16.
-struct Bf16 {
+struct Bf16 : PlainCodec {
   static constexpr const char* kWord = "bf16";
-  static constexpr bool kGathers = false;
-  template <class Keys>
-  void declare_keys(Keys&) {}
   std::unique_ptr<Codec> make_codec(CodecContext& context) const;
-  bool operator==(const Bf16&) const = default;
 };
 
 // A quarter of the bytes: blocks of int8 with a scale each.
-struct Int8 {
+struct Int8 : PlainCodec {
   static constexpr const char* kWord = "int8";
   static constexpr bool kGathers = true;
-  template <class Keys>
-  void declare_keys(Keys&) {}
   std::unique_ptr<Codec> make_codec(CodecContext& context) const;
-  bool operator==(const Int8&) const = default;
 };
 
 // Two factors of low rank in place of each matrix.

@@ -9,8 +9,6 @@
 namespace dtrain::worker {
 namespace {
 
-using Settings = config::Ctc;
-
 bool is_integral(const at::Tensor& tensor) {
   return at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false);
 }
@@ -34,7 +32,7 @@ at::Tensor lengths(const at::Tensor& given, const std::string& name, std::int64_
 }
 
 // Labels beyond a target's length are not checked.
-void check_labels(const Settings& settings, const at::Tensor& target, const at::Tensor& target_lengths,
+void check_labels(const config::Ctc& settings, const at::Tensor& target, const at::Tensor& target_lengths,
                   std::int64_t classes) {
   if (settings.blank >= classes) {
     throw ConfigError("loss.blank is " + std::to_string(settings.blank) + ", the model's output has " +

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -14,9 +15,6 @@ namespace dtrain {
 class SharedMemory {
  public:
   SharedMemory() = default;
-  SharedMemory(SharedMemory&& other) noexcept;
-  SharedMemory& operator=(SharedMemory&& other) noexcept;
-  ~SharedMemory();
 
   // Creates zeroed memory; `size` is rounded up to whole pages. SystemError if the host has too little memory.
   static SharedMemory create(const std::string& label, std::size_t size);
@@ -36,17 +34,21 @@ class SharedMemory {
   void close_descriptor() { fd_.reset(); }
 
   explicit operator bool() const { return data_ != nullptr; }
-  std::span<std::byte> bytes() const { return {data_, size_}; }
-  std::byte* data() const { return data_; }
-  std::size_t size() const { return size_; }
+  std::span<std::byte> bytes() const { return {data(), size()}; }
+  std::byte* data() const { return data_.get(); }
+  std::size_t size() const { return data_.get_deleter().size; }
   int fd() const { return fd_.get(); }
 
  private:
+  struct Unmap {
+    std::size_t size;
+    void operator()(std::byte* data) const;
+  };
+
   void take_huge_pages() const;
-  SharedMemory(UniqueFd fd, std::byte* data, std::size_t size) : fd_(std::move(fd)), data_(data), size_(size) {}
+  SharedMemory(UniqueFd fd, std::byte* data, std::size_t size) : fd_(std::move(fd)), data_(data, Unmap{size}) {}
   UniqueFd fd_;
-  std::byte* data_ = nullptr;
-  std::size_t size_ = 0;
+  std::unique_ptr<std::byte, Unmap> data_;
 };
 
 }  // namespace dtrain

@@ -43,7 +43,7 @@ class Process {
   // SystemError if the program cannot be started; it names the program and the reason.
   static Process start(const ProcessOptions& options);
   Process(Process&&) noexcept;
-  Process& operator=(Process&&) noexcept;
+  Process& operator=(Process other) noexcept;
   ~Process();
 
   pid_t pid() const { return pid_; }
@@ -97,7 +97,7 @@ class BlockedSignals {
   sigset_t before_{};
 };
 
-// The next two functions set up the processes that run beside the ranks (dtrain-agent, dtrain-saver).
+// The next two functions set up the processes that run beside the ranks (the monitor, the saver).
 
 // Ignores SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGPIPE, because this process finishes its work and ends after the
 // ranks. It should lead a process group but no session: Linux may share the cores evenly between sessions (autogroup).

@@ -56,6 +56,14 @@ std::optional<Number> to_number(std::string_view text, Base... base) {
   return text.empty() ? number : std::nullopt;
 }
 
+// The character at the beginning of a text that is not empty. A `length` of 0: the bytes there are no UTF-8 (overlong
+// forms, surrogates and values beyond Unicode are none), or the text ends within the character.
+struct Utf8Character {
+  std::size_t length = 0;
+  std::uint32_t point = 0;
+  bool is_cut_off = false;
+};
+Utf8Character first_character(std::string_view text);
 bool is_valid_utf8(std::string_view text);
 // Writes each byte as two digits (0-9, a-f).
 std::string to_hex(std::string_view bytes);

@@ -77,26 +77,10 @@ Json parse_untrusted(std::string_view text);
 std::optional<Json> parse_if_valid(std::string_view text);
 
 // A member that a reader of an object uses, and the types that it may have. "a.b" is the member "b" of the object "a".
-enum class JsonType : unsigned {
-  kText = 1,
-  kInteger = 2,
-  kNumber = 4,
-  kTruth = 8,
-  kList = 16,
-  kObject = 32,
-  kNull = 64
-};
-constexpr unsigned operator|(JsonType a, JsonType b) {
-  return static_cast<unsigned>(a) | static_cast<unsigned>(b);
-}
-constexpr unsigned operator|(unsigned a, JsonType b) {
-  return a | static_cast<unsigned>(b);
-}
 struct KnownMember {
-  constexpr KnownMember(const char* path_, JsonType type) : path(path_), types(static_cast<unsigned>(type)) {}
-  constexpr KnownMember(const char* path_, unsigned types_) : path(path_), types(types_) {}
+  enum Type : unsigned { kText = 1, kInteger = 2, kNumber = 4, kTruth = 8, kList = 16, kObject = 32, kNull = 64 };
   const char* path;
-  unsigned types;
+  unsigned types;  // one, or several joined by |
 };
 
 // Takes out the members that the object has with another type. Returns what is wrong with each, such as `"pid" is a

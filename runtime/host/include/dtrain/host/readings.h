@@ -1,4 +1,4 @@
-// The readings of the whole machine that the profiling agent takes twice a second: CPU times (/proc/stat), memory
+// The readings of the whole machine that the monitor takes twice a second: CPU times (/proc/stat), memory
 // (/proc/meminfo) and disks (/proc/diskstats). Their counters start at boot, so a utilization needs two readings. Any
 // thread may call. `root` is the folder that holds proc/ and sys/ (tests give their own).
 #pragma once

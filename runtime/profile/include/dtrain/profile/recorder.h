@@ -1,4 +1,4 @@
-// Records the work of one rank, into a ring in memory shared with the profiling agent. Recording formats nothing, makes
+// Records the work of one rank, into a ring in memory shared with the monitor. Recording formats nothing, makes
 // no system call, and takes no lock except malloc's, twice a second. If the ring is full, the record is dropped, and
 // the dump counts it.
 //
@@ -85,14 +85,14 @@ class Recorder {
   struct Options {
     int rank = 0;
     int world_size = 1;
-    std::string agent_socket;  // empty: record nothing (and cost nothing)
+    std::string monitor_socket;  // empty: record nothing (and cost nothing)
     std::chrono::milliseconds connect_timeout{10'000};
     Json header;  // run id, versions, …: copied into the first line of the dump
     std::size_t ring_bytes = 4u << 20;
   };
-  // Connects to the agent of this host and passes it the ring. If the agent does not exist or does not answer within
-  // `connect_timeout`, goes on without it (see agent_is_here()). Time since `process_start` counts as initialization.
-  // CommError if the agent refuses this rank. The clock must outlive this.
+  // Connects to the monitor of this host and passes it the ring. If the monitor does not exist or does not answer
+  // within `connect_timeout`, goes on without it (see monitor_is_here()). Time since `process_start` counts as
+  // initialization. CommError if the monitor refuses this rank. The clock must outlive this.
   Recorder(const Options& options, const Clock& clock, Nanoseconds process_start);
   ~Recorder();
   Recorder& operator=(Recorder&&) = delete;
@@ -156,19 +156,19 @@ class Recorder {
   // outlive this; nullptr: none. Only between steps.
   void watch(DeviceMemory* memory);
 
-  // Waits until the agent has written everything recorded so far to its file. CommError at the deadline, or if the
-  // agent has ended and is not back within 3 s. Records that could not be written (disk full) are no error here; lost()
-  // counts them.
+  // Waits until the monitor has written everything recorded so far to its file. CommError at the deadline, or if the
+  // monitor has ended and is not back within 3 s. Records that could not be written (disk full) are no error here;
+  // lost() counts them.
   void flush(std::chrono::milliseconds timeout);
   // Lines of this rank's dump that could not be written, as of the last flush().
   std::int64_t lost() const;
 
-  // True if the agent runs and has answered. If it has ended, this connects again to an agent that listens under the
+  // True if the monitor runs and has answered. If it has ended, this connects again to a monitor that listens under the
   // same name, after pauses that grow from 0.1 s to 30 s. Until then records stay in the ring; if the ring is full they
   // are dropped and counted. Cheap enough for every step: it looks once a second at most.
-  bool agent_is_here();
+  bool monitor_is_here();
   // Returns the reason for which lines of a dump of this host could not be written, with the path. Only one rank of the
-  // host gets this text. Once set it stays; the agent goes on trying. As of the last agent_is_here() or flush().
+  // host gets this text. Once set it stays; the monitor goes on trying. As of the last monitor_is_here() or flush().
   const std::optional<std::string>& write_error() const;
 
  private:

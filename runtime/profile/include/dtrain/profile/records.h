@@ -1,6 +1,6 @@
 // The records of a rank, each declared once: its values, and in fields() their keys in dumps, in the order of the dump
 // (docs/profile-format.md says what they mean). A visitor gets a key and the value of each of the given records.
-// Visitors write dumps (agent/format.h), read them (runtime/analysis/read/dump_reader.cpp) and make tables of them
+// Visitors write dumps (monitor/format.h), read them (runtime/analysis/read/dump_reader.cpp) and make tables of them
 // (runtime/analysis/export/tables.cpp).
 #pragma once
 
@@ -233,7 +233,7 @@ struct DeviceMemoryRecord {
   }
 };
 
-// The process of a rank, as the agent samples it.
+// The process of a rank, as the monitor samples it.
 struct ProcessRecord {
   int rank = -1, pid = 0;
   double resident_bytes = 0;
@@ -251,12 +251,12 @@ struct ProcessRecord {
   }
 };
 
-// The last line of a dump, of a rank or of an agent. -1: the dump's kind has no such count.
+// The last line of a dump, of a rank or of a monitor. -1: the dump's kind has no such count.
 struct EndRecord {
   std::int64_t time_ns = 0;
   std::string how;
   std::int64_t records = -1, samples = -1, dropped = -1, lost = -1;
-  std::int64_t cpu_ns = -1;  // of the agent
+  std::int64_t cpu_ns = -1;  // of the monitor
 
   static void fields(auto&& visit, auto&... end) {
     visit({"time_ns", Key::kMoment}, end.time_ns...);

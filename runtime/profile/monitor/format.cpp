@@ -1,18 +1,13 @@
-#include "agent/format.h"
+#include "monitor/format.h"
 
 namespace dtrain::profile {
 namespace {
 
 std::string part_name(RunMark mark) {
-  switch (mark) {
-    case RunMark::kInitializationEnd:
-      return "initialization";
-    case RunMark::kLoopEnd:
-      return "loop";
-    case RunMark::kFinalizationEnd:
-      return "finalization";
-  }
-  return "unknown";
+  return mark == RunMark::kInitializationEnd ? "initialization"
+         : mark == RunMark::kLoopEnd         ? "loop"
+         : mark == RunMark::kFinalizationEnd ? "finalization"
+                                             : "unknown";
 }
 
 }  // namespace

@@ -9,10 +9,10 @@
 
 #include <poll.h>
 
-#include "agent/format.h"
-#include "agent/system_sampler.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/file.h"
+#include "monitor/format.h"
+#include "monitor/system_sampler.h"
 
 namespace dtrain::profile {
 
@@ -20,7 +20,7 @@ struct CollectiveTotals {
   std::int64_t count = 0, bytes = 0, duration_ns = 0, exposed_ns = 0;
 };
 
-// Sums over one rank's work so far. One thread, the agent's.
+// Sums over one rank's work so far. One thread, the monitor's.
 struct RankTotals {
   int rank = 0;
   std::int64_t batch = 0, epoch = 0;  // of the last step
@@ -54,7 +54,7 @@ inline void RankTotals::add(const Record& record) {
 
 // Answers Prometheus: GET /metrics gives the last system sample of this host and the sums of its ranks so far, in the
 // text format. It never waits for a peer: at most 32 connections are open, of which a new one replaces the oldest, and
-// each is closed 5 s after it was accepted, whatever has been sent. One thread, the agent's.
+// each is closed 5 s after it was accepted, whatever has been sent. One thread, the monitor's.
 class PrometheusEndpoint {
  public:
   // Listens on a numeric address; port 0: any free one. `labels` go with every value. Error when it cannot listen.

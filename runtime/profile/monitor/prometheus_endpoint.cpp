@@ -1,4 +1,4 @@
-#include "agent/prometheus_endpoint.h"
+#include "monitor/prometheus_endpoint.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -22,7 +22,7 @@ namespace {
 using Labels = std::vector<std::pair<std::string, std::string>>;
 
 constexpr std::size_t kMostConnections = 32;
-constexpr int kMostAcceptedAtOnce = 16;  // the agent's other work comes between
+constexpr int kMostAcceptedAtOnce = 16;  // the monitor's other work comes between
 constexpr std::size_t kLongestRequest = 8192;
 constexpr Nanoseconds kPatience = std::chrono::seconds(5);     // with a connection, from its acceptance to its end
 constexpr Nanoseconds kAcceptPause = std::chrono::seconds(1);  // after no more could be accepted
@@ -201,15 +201,15 @@ void PrometheusEndpoint::publish(const SystemSample& sample, const std::vector<R
 
 void PrometheusEndpoint::wait_for(std::vector<pollfd>& events) const {
   if (clock_.monotonic() >= next_accept_) events.push_back({listener_.get(), POLLIN, 0});
-  for (const Connection& one : connections_) {
-    events.push_back({one.fd.get(), static_cast<short>(one.answer.empty() ? POLLIN : POLLOUT), 0});
+  for (const Connection& connection : connections_) {
+    events.push_back({connection.fd.get(), static_cast<short>(connection.answer.empty() ? POLLIN : POLLOUT), 0});
   }
 }
 
 void PrometheusEndpoint::serve() {
   accept_connections();
   const Nanoseconds now = clock_.monotonic();
-  connections_.remove_if([&](Connection& one) { return !goes_on(one) || now >= one.deadline; });
+  connections_.remove_if([&](Connection& connection) { return !goes_on(connection) || now >= connection.deadline; });
 }
 
 void PrometheusEndpoint::accept_connections() {
@@ -218,7 +218,7 @@ void PrometheusEndpoint::accept_connections() {
   for (int count = 0; count < kMostAcceptedAtOnce; ++count) {
     UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!fd) {
-      // Without free descriptors the same connection would wake the agent at once again.
+      // Without free descriptors the same connection would wake the monitor at once again.
       if (!would_wait() && errno != ECONNABORTED) next_accept_ = now + kAcceptPause;
       return;
     }
@@ -227,20 +227,21 @@ void PrometheusEndpoint::accept_connections() {
   }
 }
 
-bool PrometheusEndpoint::goes_on(Connection& one) const {
-  while (one.answer.empty()) {
+bool PrometheusEndpoint::goes_on(Connection& connection) const {
+  while (connection.answer.empty()) {
     char piece[2048];
-    const ssize_t count = ::recv(one.fd.get(), piece, sizeof piece, 0);
+    const ssize_t count = ::recv(connection.fd.get(), piece, sizeof piece, 0);
     if (count <= 0) return count < 0 && would_wait();
-    one.request.append(piece, static_cast<std::size_t>(count));
-    const bool complete = one.request.find("\r\n\r\n") != std::string::npos;
-    if (complete || one.request.size() > kLongestRequest) one.answer = answer_to(complete ? one.request : "");
+    connection.request.append(piece, static_cast<std::size_t>(count));
+    const bool complete = connection.request.find("\r\n\r\n") != std::string::npos;
+    if (complete || connection.request.size() > kLongestRequest)
+      connection.answer = answer_to(complete ? connection.request : "");
   }
-  while (one.sent < one.answer.size()) {
-    const ssize_t count =
-        ::send(one.fd.get(), one.answer.data() + one.sent, one.answer.size() - one.sent, MSG_NOSIGNAL);
+  while (connection.sent < connection.answer.size()) {
+    const ssize_t count = ::send(connection.fd.get(), connection.answer.data() + connection.sent,
+                                 connection.answer.size() - connection.sent, MSG_NOSIGNAL);
     if (count < 0) return would_wait();
-    one.sent += static_cast<std::size_t>(count);
+    connection.sent += static_cast<std::size_t>(count);
   }
   return false;
 }

@@ -1,4 +1,4 @@
-#include "agent/dump.h"
+#include "monitor/dump.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -30,8 +30,8 @@ std::uint64_t count_lines(std::string_view lines) {
 
 bool write_at(int fd, std::uintmax_t offset, std::string_view content) {
   while (!content.empty()) {
-    const ssize_t count = ::pwrite(fd, content.data(), content.size(), static_cast<off_t>(offset));
-    if (count < 0 && errno == EINTR) continue;
+    const auto place = static_cast<off_t>(offset);
+    const ssize_t count = TEMP_FAILURE_RETRY(::pwrite(fd, content.data(), content.size(), place));
     if (count <= 0) return false;
     content.remove_prefix(static_cast<std::size_t>(count));
     offset += static_cast<std::uintmax_t>(count);
@@ -55,7 +55,7 @@ void cut_torn_replacement(const std::filesystem::path& path) {
   if (!whole) std::filesystem::resize_file(path, note, ignored);
 }
 
-constexpr std::size_t kWriteBytes = 256 * 1024;  // a write at most: bounds the agent's memory for a ring of any size
+constexpr std::size_t kWriteBytes = 256 * 1024;  // a write at most: bounds the monitor's memory for a ring of any size
 
 std::string_view view(const LineBuffer& buffer) {
   return {buffer.data(), buffer.size()};
@@ -319,8 +319,7 @@ void BoundedDump::close() {
   if (window.empty || !window.mark) return;  // its lines stay
   std::vector<const StepRecords*> outliers;
   for (const auto& [wall_ns, records] : window.longest) outliers.push_back(&records);
-  std::sort(outliers.begin(), outliers.end(),
-            [](const StepRecords* a, const StepRecords* b) { return a->back().batch < b->back().batch; });
+  std::ranges::sort(outliers, {}, [](const StepRecords* records) { return records->back().batch; });
   LineBuffer lines;
   for (const StepRecords* records : outliers) {
     for (const Record& record : *records) append_record(lines, record);

@@ -1,5 +1,5 @@
-// One rank's connection to the agent: its socket, its ring and its dump. Every record that the rank committed reaches
-// the dump, also after the rank was killed. One thread, the agent's.
+// One rank's connection to the monitor: its socket, its ring and its dump. Every record that the rank committed reaches
+// the dump, also after the rank was killed. One thread, the monitor's.
 #pragma once
 
 #include <functional>
@@ -8,18 +8,18 @@
 #include <set>
 #include <string>
 
-#include "agent/dump.h"
-#include "agent/format.h"
-#include "agent/prometheus_endpoint.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/log.h"
 #include "dtrain/base/unix_socket.h"
+#include "monitor/dump.h"
+#include "monitor/format.h"
+#include "monitor/prometheus_endpoint.h"
 #include "ring.h"
 
 namespace dtrain::profile {
 
-// Facts about the agent that all connections share.
-struct AgentFacts {
+// Facts about the monitor that all connections share.
+struct MonitorFacts {
   std::string agent_id;
   std::string host;
   std::filesystem::path profile_folder;
@@ -30,7 +30,7 @@ struct AgentFacts {
 class RankConnection {
  public:
   // `is_connected`: returns true if a rank has a connection.
-  RankConnection(UnixSocket socket, const AgentFacts& facts, const Clock& clock, Logger logger,
+  RankConnection(UnixSocket socket, const MonitorFacts& facts, const Clock& clock, Logger logger,
                  std::function<bool(int)> is_connected)
       : socket_(std::move(socket)),
         facts_(facts),
@@ -39,7 +39,7 @@ class RankConnection {
         is_connected_(std::move(is_connected)),
         accepted_at_(clock.monotonic()) {}
 
-  // An event on the rank's socket. kGone: close() it. kStop: the starter wants the agent to end.
+  // An event on the rank's socket. kGone: close() it. kStop: the starter wants the monitor to end.
   enum class Event { kNothing, kGone, kStop };
   Event serve();
   // Writes the rank's records since the last call.
@@ -70,7 +70,7 @@ class RankConnection {
   void write_memory(Nanoseconds now);
 
   UnixSocket socket_;
-  const AgentFacts& facts_;
+  const MonitorFacts& facts_;
   const Clock& clock_;
   Logger logger_;
   std::function<bool(int)> is_connected_;

@@ -1,4 +1,4 @@
-#include "dtrain/profile/agent_process.h"
+#include "dtrain/profile/monitor_process.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -17,7 +17,7 @@
 namespace dtrain::profile {
 namespace {
 
-constexpr int kSocketFd = 3;  // the number that main() of the agent expects
+constexpr int kSocketFd = 3;  // the number that main() of the monitor expects
 constexpr int kReadyFd = 4;
 constexpr std::chrono::milliseconds kStartTimeout{60'000};  // other programs may keep the cores busy
 constexpr std::chrono::milliseconds kStopTimeout{5'000};
@@ -25,32 +25,22 @@ constexpr Nanoseconds kFirstRestartPause = std::chrono::seconds(1);
 constexpr Nanoseconds kLongestRestartPause = std::chrono::seconds(60);
 constexpr Nanoseconds kLongLife = std::chrono::minutes(10);
 
-std::filesystem::path find_agent() {
+std::filesystem::path find_monitor() {
   static const char inside_this_library = 0;
   return find_program_beside(&inside_this_library, "dtrain-agent");
 }
 
-// Returns the agent's report about its start: empty is good; an agent that died closes the pipe without a byte.
+// Returns the monitor's report about its start: empty is good; a monitor that died closes the pipe without a byte.
 std::string read_start_report(int fd) {
-  std::string text;
-  for (;;) {
-    pollfd waiting{fd, POLLIN, 0};
-    const int ready = ::poll(&waiting, 1, static_cast<int>(kStartTimeout.count()));
-    if (ready < 0 && errno == EINTR) continue;
-    if (ready <= 0) return "no answer within " + std::to_string(kStartTimeout.count() / 1000) + " s";
-    char buffer[1024];
-    const ssize_t count = ::read(fd, buffer, sizeof buffer);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) break;
-    text.append(buffer, static_cast<std::size_t>(count));
-  }
-  if (text.empty()) return "it ended at once";
-  return text == "ready" ? std::string() : text;
+  const auto text = read_to_end(fd, std::chrono::steady_clock::now() + kStartTimeout);
+  if (!text) return "no answer within " + std::to_string(kStartTimeout.count() / 1000) + " s";
+  if (text->empty()) return "it ended at once";
+  return *text == "ready" ? std::string() : *text;
 }
 
 }  // namespace
 
-AgentProcess start_agent(const AgentOptions& options) {
+MonitorProcess start_monitor(const MonitorOptions& options) {
   UnixListener listener =
       options.socket.empty() ? UnixListener::create("agent") : UnixListener::create_named(options.socket);
   Pipe ready = make_pipe();
@@ -68,43 +58,43 @@ AgentProcess start_agent(const AgentOptions& options) {
     settings["prometheus"] = {{"address", prometheus->address}, {"port", prometheus->port}};
   }
   ProcessOptions start;
-  start.command = {find_agent().string(), to_line(settings)};
+  start.command = {find_monitor().string(), to_line(settings)};
   start.fds = {{kSocketFd, listener.fd()}, {kReadyFd, ready.writer.get()}};
-  AgentProcess agent{Process::start(start), listener.name()};
+  MonitorProcess monitor{Process::start(start), listener.name()};
   ready.writer.reset();
   if (const std::string problem = read_start_report(ready.reader.get()); !problem.empty()) {
     throw Error("cannot start the profiling agent of host '" + options.agent_id + "': " + problem,
                 "see the agent's log in " + (options.profile_folder.parent_path() / "logs").string());
   }
-  return agent;
+  return monitor;
 }
 
-ExitStatus finish_agent(AgentProcess& agent, std::chrono::milliseconds patience) {
-  if (const auto status = agent.process.wait(patience)) return *status;
+ExitStatus finish_monitor(MonitorProcess& monitor, std::chrono::milliseconds patience) {
+  if (const auto status = monitor.process.wait(patience)) return *status;
   try {
-    UnixSocket socket = UnixSocket::connect(agent.socket, std::chrono::milliseconds(0));
+    UnixSocket socket = UnixSocket::connect(monitor.socket, std::chrono::milliseconds(0));
     socket.send(to_line({{"type", message_type::kStop}}));
-    if (const auto status = agent.process.wait(kStopTimeout)) return *status;
+    if (const auto status = monitor.process.wait(kStopTimeout)) return *status;
   } catch (const SystemError&) {
-    // The agent is about to end and no longer listens; if it does not end, it is killed.
-    if (const auto status = agent.process.wait(kStopTimeout)) return *status;
+    // The monitor is about to end and no longer listens; if it does not end, it is killed.
+    if (const auto status = monitor.process.wait(kStopTimeout)) return *status;
   }
-  agent.process.kill(SIGKILL);
-  return agent.process.wait();
+  monitor.process.kill(SIGKILL);
+  return monitor.process.wait();
 }
 
-KeptAgent::KeptAgent(AgentOptions options, const Clock& clock)
-    : options_(std::move(options)), clock_(clock), agent_(start_agent(options_)), started_at_(clock.monotonic()) {
-  options_.socket = agent_.socket;
+KeptMonitor::KeptMonitor(MonitorOptions options, const Clock& clock)
+    : options_(std::move(options)), clock_(clock), monitor_(start_monitor(options_)), started_at_(clock.monotonic()) {
+  options_.socket = monitor_.socket;
 }
 
-std::optional<KeptAgent::Change> KeptAgent::look() {
+std::optional<KeptMonitor::Change> KeptMonitor::look() {
   Change change;
   const Nanoseconds now = clock_.monotonic();
   if (!status_) {
-    status_ = agent_.process.wait(std::chrono::milliseconds(0));
+    status_ = monitor_.process.wait(std::chrono::milliseconds(0));
     if (!status_) return std::nullopt;
-    // The agent ends like this after its last rank.
+    // The monitor ends like this after its last rank.
     if (status_->signal == 0 && (status_->code == 0 || status_->code == kRecordsLost)) return std::nullopt;
     change.ended = status_;
     down_ = true;
@@ -116,7 +106,7 @@ std::optional<KeptAgent::Change> KeptAgent::look() {
     pause_ = std::clamp(2 * pause_, kFirstRestartPause, kLongestRestartPause);
     next_start_ = now + pause_;
     try {
-      agent_ = start_agent(options_);
+      monitor_ = start_monitor(options_);
       status_.reset();
       down_ = false;
       started_at_ = now;
@@ -129,11 +119,11 @@ std::optional<KeptAgent::Change> KeptAgent::look() {
   return change;
 }
 
-ExitStatus KeptAgent::finish(std::chrono::milliseconds patience) {
-  return status_ ? *status_ : finish_agent(agent_, patience);
+ExitStatus KeptMonitor::finish(std::chrono::milliseconds patience) {
+  return status_ ? *status_ : finish_monitor(monitor_, patience);
 }
 
-std::string KeptAgent::Change::text() const {
+std::string KeptMonitor::Change::text() const {
   std::vector<std::string> parts;
   if (ended) parts.push_back((ended->signal != 0 ? "was " : "ended with ") + ended->describe());
   if (started > 0) parts.push_back("was started again as process " + std::to_string(started));

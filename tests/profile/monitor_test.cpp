@@ -36,14 +36,14 @@ bool is_alive(pid_t pid) {
   return ::kill(pid, 0) == 0;
 }
 
-TEST(Agent, WritesWhatTwoRanksRecordAndEndsAfterThem) {
+TEST(Monitor, WritesWhatTwoRanksRecordAndEndsAfterThem) {
   TestRun run;
-  AgentProcess agent = start_agent(run.agent_options({0, 1}));
+  MonitorProcess monitor = start_monitor(run.monitor_options({0, 1}));
   std::vector<pid_t> ranks;
   for (int rank = 0; rank < 2; ++rank) {
     ranks.push_back(fork_child([&] {
       const SystemClock clock;
-      Recorder recorder(TestRun::rank_options(agent, rank, 2), clock, clock.monotonic());
+      Recorder recorder(TestRun::rank_options(monitor, rank, 2), clock, clock.monotonic());
       recorder.mark(RunMark::kInitializationEnd);
       record_steps(recorder, 500);
       recorder.mark(RunMark::kLoopEnd);
@@ -52,7 +52,7 @@ TEST(Agent, WritesWhatTwoRanksRecordAndEndsAfterThem) {
     }));
   }
   for (const pid_t rank : ranks) EXPECT_EQ(wait_for(rank), 0);
-  const auto status = agent.process.wait(kDeadline);
+  const auto status = monitor.process.wait(kDeadline);
   ASSERT_TRUE(status) << "the agent must end by itself";
   EXPECT_TRUE(status->success()) << status->describe();
 
@@ -80,7 +80,7 @@ TEST(Agent, WritesWhatTwoRanksRecordAndEndsAfterThem) {
     EXPECT_EQ(records.back()["records"], 1003);
     EXPECT_EQ(records.back()["dropped"], 0);
   }
-  const auto system = read_dump(run.agent_dump());
+  const auto system = read_dump(run.monitor_dump());
   EXPECT_EQ(system.front()["kind"], "agent");
   EXPECT_EQ(system.front()["run"], "0007");
   EXPECT_GE(of_kind(system, "system").size(), 1u) << "also a short run has a sample";
@@ -88,18 +88,18 @@ TEST(Agent, WritesWhatTwoRanksRecordAndEndsAfterThem) {
   EXPECT_EQ(system.back()["how"], "all ranks ended");
 }
 
-TEST(Agent, ARankKilledInMidStepLosesNothing) {
+TEST(Monitor, ARankKilledInMidStepLosesNothing) {
   TestRun run;
-  AgentProcess agent = start_agent(run.agent_options({0}));
+  MonitorProcess monitor = start_monitor(run.monitor_options({0}));
   const pid_t rank = fork_child([&] {
     const SystemClock clock;
-    Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+    Recorder recorder(TestRun::rank_options(monitor, 0), clock, clock.monotonic());
     record_steps(recorder, 2'000);
     recorder.begin_step(2'001);
     ::kill(::getpid(), SIGKILL);
   });
   EXPECT_EQ(WTERMSIG(wait_for(rank)), SIGKILL);
-  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  EXPECT_TRUE(finish_monitor(monitor, kDeadline).success());
   const auto records = read_dump(run.rank_dump(0));
   EXPECT_EQ(of_kind(records, "step").size(), 2'000u);
   EXPECT_EQ(of_kind(records, "collective").size(), 2'000u);
@@ -107,19 +107,19 @@ TEST(Agent, ARankKilledInMidStepLosesNothing) {
   EXPECT_EQ(records.back()["how"], "connection lost");
 }
 
-TEST(Agent, AFullRingIsCountedInTheDump) {
+TEST(Monitor, AFullRingIsCountedInTheDump) {
   TestRun run;
-  AgentProcess agent = start_agent(run.agent_options({0}));
+  MonitorProcess monitor = start_monitor(run.monitor_options({0}));
   const SystemClock clock;
   {
-    auto options = TestRun::rank_options(agent, 0);
+    auto options = TestRun::rank_options(monitor, 0);
     options.ring_bytes = 1;  // one record
     Recorder recorder(options, clock, clock.monotonic());
-    agent.process.kill(SIGSTOP);  // so that nothing is drained meanwhile
-    record_steps(recorder, 10);   // two records each
-    agent.process.kill(SIGCONT);
+    monitor.process.kill(SIGSTOP);  // so that nothing is drained meanwhile
+    record_steps(recorder, 10);     // two records each
+    monitor.process.kill(SIGCONT);
   }
-  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  EXPECT_TRUE(finish_monitor(monitor, kDeadline).success());
   const auto records = read_dump(run.rank_dump(0));
   EXPECT_EQ(records.back()["records"].get<int>() + records.back()["dropped"].get<int>(), 20);
   EXPECT_GE(records.back()["dropped"], 1);
@@ -128,11 +128,11 @@ TEST(Agent, AFullRingIsCountedInTheDump) {
   EXPECT_EQ(dropped, records.back()["dropped"].get<std::int64_t>());
 }
 
-TEST(Agent, FlushMeansItIsInTheFile) {
+TEST(Monitor, FlushMeansItIsInTheFile) {
   TestRun run;
-  AgentProcess agent = start_agent(run.agent_options({0}));
+  MonitorProcess monitor = start_monitor(run.monitor_options({0}));
   const SystemClock clock;
-  Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+  Recorder recorder(TestRun::rank_options(monitor, 0), clock, clock.monotonic());
   for (int i = 1; i <= 5; ++i) {
     record_steps(recorder, 3);
     recorder.flush(kDeadline);
@@ -140,83 +140,83 @@ TEST(Agent, FlushMeansItIsInTheFile) {
   }
 }
 
-TEST(Agent, FlushHasADeadlineAndSeesADeadAgent) {
+TEST(Monitor, FlushHasADeadlineAndSeesADeadMonitor) {
   TestRun run;
-  AgentProcess agent = start_agent(run.agent_options({0}));
+  MonitorProcess monitor = start_monitor(run.monitor_options({0}));
   const SystemClock clock;
-  Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
-  agent.process.kill(SIGSTOP);
+  Recorder recorder(TestRun::rank_options(monitor, 0), clock, clock.monotonic());
+  monitor.process.kill(SIGSTOP);
   EXPECT_THROW(recorder.flush(50ms), CommError);
-  agent.process.kill(SIGKILL);
-  agent.process.wait();
+  monitor.process.kill(SIGKILL);
+  monitor.process.wait();
   EXPECT_THROW(recorder.flush(kDeadline), CommError);
-  EXPECT_FALSE(recorder.agent_is_here());
+  EXPECT_FALSE(recorder.monitor_is_here());
   record_steps(recorder, 1);  // training goes on
 }
 
-// Kills the agent, and waits until it has been started again and the rank has found it.
-void kill_and_wait_for_the_next(KeptAgent& agent, Recorder& recorder) {
-  const pid_t before = agent.pid();
+// Kills the monitor, and waits until it has been started again and the rank has found it.
+void kill_and_wait_for_the_next(KeptMonitor& monitor, Recorder& recorder) {
+  const pid_t before = monitor.pid();
   ::kill(before, SIGKILL);
-  std::optional<KeptAgent::Change> change;
-  ASSERT_TRUE(eventually([&] { return (change = agent.look()).has_value(); }));
+  std::optional<KeptMonitor::Change> change;
+  ASSERT_TRUE(eventually([&] { return (change = monitor.look()).has_value(); }));
   ASSERT_TRUE(change->ended);
   EXPECT_EQ(change->ended->signal, SIGKILL);
   EXPECT_THAT(change->text(), testing::HasSubstr("was killed by signal 9 (SIGKILL) and was started again as process"));
   EXPECT_NE(change->started, before);
-  EXPECT_EQ(agent.pid(), change->started);
-  EXPECT_FALSE(agent.look());
+  EXPECT_EQ(monitor.pid(), change->started);
+  EXPECT_FALSE(monitor.look());
   const SystemClock clock;
-  ASSERT_TRUE(eventually([&] { return !recorder.agent_is_here(); })) << "it notices";
-  ASSERT_TRUE(eventually([&] { return recorder.agent_is_here(); })) << "and connects again";
+  ASSERT_TRUE(eventually([&] { return !recorder.monitor_is_here(); })) << "it notices";
+  ASSERT_TRUE(eventually([&] { return recorder.monitor_is_here(); })) << "and connects again";
 }
 
-TEST(KeptAgent, AKilledOneIsStartedAgainAndNoRecordIsLost) {
+TEST(KeptMonitor, AKilledOneIsStartedAgainAndNoRecordIsLost) {
   TestRun run;
   const SystemClock clock;
-  KeptAgent agent(run.agent_options({0}), clock);
+  KeptMonitor monitor(run.monitor_options({0}), clock);
   {
     Recorder::Options options;
-    options.agent_socket = agent.socket();
+    options.monitor_socket = monitor.socket();
     Recorder recorder(options, clock, clock.monotonic());
     record_steps(recorder, 100);
     recorder.flush(kDeadline);
-    ::kill(agent.pid(), SIGSTOP);
+    ::kill(monitor.pid(), SIGSTOP);
     record_steps(recorder, 50);  // which wait in the ring
-    kill_and_wait_for_the_next(agent, recorder);
+    kill_and_wait_for_the_next(monitor, recorder);
     record_steps(recorder, 100);
     recorder.flush(kDeadline);
     EXPECT_EQ(recorder.lost(), 0);
   }
-  EXPECT_TRUE(agent.finish(kDeadline).success());
+  EXPECT_TRUE(monitor.finish(kDeadline).success());
   const auto records = read_dump(run.rank_dump(0));
   EXPECT_EQ(of_kind(records, "step").size(), 250u);
   EXPECT_EQ(of_kind(records, "collective").size(), 250u);
   EXPECT_EQ(of_kind(records, "dropped").size(), 0u);
   EXPECT_EQ(of_kind(records, "header").size(), 2u) << "each agent wrote one";
   EXPECT_EQ(records.back()["how"], "finished");
-  EXPECT_EQ(of_kind(read_dump(run.agent_dump()), "header").size(), 2u);
+  EXPECT_EQ(of_kind(read_dump(run.monitor_dump()), "header").size(), 2u);
 }
 
-TEST(KeptAgent, DroppedRecordsAreCountedOnce) {
+TEST(KeptMonitor, DroppedRecordsAreCountedOnce) {
   TestRun run;
   const SystemClock clock;
-  KeptAgent agent(run.agent_options({0}), clock);
+  KeptMonitor monitor(run.monitor_options({0}), clock);
   std::int64_t in_file = 0;
   std::int64_t dropped = 0;
   {
     Recorder::Options options;
-    options.agent_socket = agent.socket();
+    options.monitor_socket = monitor.socket();
     options.ring_bytes = 1;  // one record
     Recorder recorder(options, clock, clock.monotonic());
-    ::kill(agent.pid(), SIGSTOP);
+    ::kill(monitor.pid(), SIGSTOP);
     record_steps(recorder, 10);  // two records each
-    ::kill(agent.pid(), SIGCONT);
+    ::kill(monitor.pid(), SIGCONT);
     recorder.flush(kDeadline);
-    kill_and_wait_for_the_next(agent, recorder);
+    kill_and_wait_for_the_next(monitor, recorder);
     recorder.flush(kDeadline);
   }
-  EXPECT_TRUE(agent.finish(kDeadline).success());
+  EXPECT_TRUE(monitor.finish(kDeadline).success());
   const auto records = read_dump(run.rank_dump(0));
   for (const Json& note : of_kind(records, "dropped")) dropped += note["count"].get<std::int64_t>();
   in_file = static_cast<std::int64_t>(of_kind(records, "step").size() + of_kind(records, "collective").size());
@@ -224,26 +224,26 @@ TEST(KeptAgent, DroppedRecordsAreCountedOnce) {
   EXPECT_EQ(in_file + dropped, 20);
 }
 
-// The next agent cuts the run into the same windows: those of all ranks must match.
-TEST(KeptAgent, WindowsOfALongRunKeepTheirPlace) {
+// The next monitor cuts the run into the same windows: those of all ranks must match.
+TEST(KeptMonitor, WindowsOfALongRunKeepTheirPlace) {
   TestRun run;
   const SystemClock clock;
-  KeptAgent agent(run.agent_options({0}), clock);
+  KeptMonitor monitor(run.monitor_options({0}), clock);
   {
     Recorder::Options options;
-    options.agent_socket = agent.socket();
+    options.monitor_socket = monitor.socket();
     options.ring_bytes = 16u << 20;
     Recorder recorder(options, clock, clock.monotonic());
     record_steps(recorder, 10'150);
     recorder.flush(kDeadline);
-    kill_and_wait_for_the_next(agent, recorder);
+    kill_and_wait_for_the_next(monitor, recorder);
     for (int batch = 10'151; batch <= 10'450; ++batch) {
       recorder.begin_step(batch);
       recorder.end_step({});
     }
     recorder.flush(kDeadline);
   }
-  EXPECT_TRUE(agent.finish(kDeadline).success());
+  EXPECT_TRUE(monitor.finish(kDeadline).success());
   const auto records = read_dump(run.rank_dump(0));
   std::set<std::int64_t> batches;
   for (const Json& step : of_kind(records, "step")) batches.insert(step["batch"].get<std::int64_t>());
@@ -257,28 +257,28 @@ TEST(KeptAgent, WindowsOfALongRunKeepTheirPlace) {
   EXPECT_EQ(ends, (std::vector<std::int64_t>{10'100, 10'200, 10'300, 10'400}));
 }
 
-TEST(Agent, StaysWhenSignalsForTheRanksReachIt) {
+TEST(Monitor, StaysWhenSignalsForTheRanksReachIt) {
   TestRun run;
-  AgentProcess agent = start_agent(run.agent_options({0}));
-  EXPECT_EQ(::getpgid(agent.process.pid()), agent.process.pid()) << "a terminal's signals go elsewhere";
-  EXPECT_EQ(::getsid(agent.process.pid()), ::getsid(0)) << "a share of the ranks' processors";
+  MonitorProcess monitor = start_monitor(run.monitor_options({0}));
+  EXPECT_EQ(::getpgid(monitor.process.pid()), monitor.process.pid()) << "a terminal's signals go elsewhere";
+  EXPECT_EQ(::getsid(monitor.process.pid()), ::getsid(0)) << "a share of the ranks' processors";
   const SystemClock clock;
   {
-    Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGQUIT}) agent.process.kill(signal);
+    Recorder recorder(TestRun::rank_options(monitor, 0), clock, clock.monotonic());
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGQUIT}) monitor.process.kill(signal);
     record_steps(recorder, 5);
     recorder.flush(kDeadline);
   }
-  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  EXPECT_TRUE(finish_monitor(monitor, kDeadline).success());
   EXPECT_EQ(of_kind(read_dump(run.rank_dump(0)), "step").size(), 5u);
 }
 
-TEST(Agent, RefusesARankOfAnotherHostAndEndsConnectionsThatMakeNoSense) {
+TEST(Monitor, RefusesARankOfAnotherHostAndEndsConnectionsThatMakeNoSense) {
   TestRun run;
-  AgentProcess agent = start_agent(run.agent_options({0}));
+  MonitorProcess monitor = start_monitor(run.monitor_options({0}));
   const SystemClock clock;
   try {
-    Recorder recorder(TestRun::rank_options(agent, 5), clock, clock.monotonic());
+    Recorder recorder(TestRun::rank_options(monitor, 5), clock, clock.monotonic());
     FAIL() << "rank 5 is not of this host";
   } catch (const CommError& error) {
     EXPECT_THAT(error.what(), testing::HasSubstr("rank 5"));
@@ -286,25 +286,25 @@ TEST(Agent, RefusesARankOfAnotherHostAndEndsConnectionsThatMakeNoSense) {
   for (const char* nonsense :
        {"not JSON", "[1]", "{\"type\":7}", "{\"type\":\"flush\"}", "{\"type\":\"hello\",\"rank\":\"x\"}",
         "{\"type\":\"hello\",\"protocol\":1,\"rank\":0}"}) {
-    UnixSocket socket = UnixSocket::connect(agent.socket, 1s);
+    UnixSocket socket = UnixSocket::connect(monitor.socket, 1s);
     socket.send(nonsense);
     bool timed_out = false;
     while (socket.receive(kDeadline, &timed_out)) {
     }
     EXPECT_FALSE(timed_out) << nonsense;
   }
-  { Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic()); }
-  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  { Recorder recorder(TestRun::rank_options(monitor, 0), clock, clock.monotonic()); }
+  EXPECT_TRUE(finish_monitor(monitor, kDeadline).success());
 }
 
-TEST(Agent, ASecondConnectionOfARankIsRefusedWhileTheFirstStands) {
+TEST(Monitor, ASecondConnectionOfARankIsRefusedWhileTheFirstStands) {
   TestRun run;
-  AgentProcess agent = start_agent(run.agent_options({0, 1}));
+  MonitorProcess monitor = start_monitor(run.monitor_options({0, 1}));
   const SystemClock clock;
   {
-    Recorder first(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+    Recorder first(TestRun::rank_options(monitor, 0), clock, clock.monotonic());
     try {
-      const Recorder second(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+      const Recorder second(TestRun::rank_options(monitor, 0), clock, clock.monotonic());
       FAIL() << "two processes say they are rank 0";
     } catch (const CommError& error) {
       EXPECT_THAT(error.what(), testing::HasSubstr("rank 0 is connected already"));
@@ -312,18 +312,18 @@ TEST(Agent, ASecondConnectionOfARankIsRefusedWhileTheFirstStands) {
     record_steps(first, 3);
     first.flush(kDeadline);  // it still stands
   }
-  EXPECT_TRUE(finish_agent(agent, 0ms).success());
+  EXPECT_TRUE(finish_monitor(monitor, 0ms).success());
   const auto records = read_dump(run.rank_dump(0));
   EXPECT_EQ(of_kind(records, "step").size(), 3u);
   EXPECT_EQ(of_kind(records, "header").size(), 1u);
 }
 
-TEST(Agent, OutOfDescriptorsItWaitsForOneInsteadOfSpinning) {
+TEST(Monitor, OutOfDescriptorsItWaitsForOneInsteadOfSpinning) {
   TestRun run;
-  AgentProcess agent = start_agent(run.agent_options({0}));
-  const auto used = std::distance(fs::directory_iterator("/proc/" + std::to_string(agent.process.pid()) + "/fd"), {});
+  MonitorProcess monitor = start_monitor(run.monitor_options({0}));
+  const auto used = std::distance(fs::directory_iterator("/proc/" + std::to_string(monitor.process.pid()) + "/fd"), {});
   const rlimit few{static_cast<rlim_t>(used + 4), static_cast<rlim_t>(used + 4)};
-  ASSERT_EQ(::prlimit(agent.process.pid(), RLIMIT_NOFILE, &few, nullptr), 0);
+  ASSERT_EQ(::prlimit(monitor.process.pid(), RLIMIT_NOFILE, &few, nullptr), 0);
   const auto warnings = [&] {
     std::ifstream file(run.folder.path() / "logs" / "agent-host1.log");
     const std::string text{std::istreambuf_iterator<char>(file), {}};
@@ -334,64 +334,64 @@ TEST(Agent, OutOfDescriptorsItWaitsForOneInsteadOfSpinning) {
   };
   {
     std::vector<UnixSocket> crowd;
-    for (int i = 0; i < 8; ++i) crowd.push_back(UnixSocket::connect(agent.socket, 1s));
+    for (int i = 0; i < 8; ++i) crowd.push_back(UnixSocket::connect(monitor.socket, 1s));
     EXPECT_TRUE(eventually([&] { return warnings() >= 2; })) << "it tries again";
     EXPECT_LE(warnings(), 50) << "and again, and again";
   }
   const SystemClock clock;
-  { const Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic()); }
-  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  { const Recorder recorder(TestRun::rank_options(monitor, 0), clock, clock.monotonic()); }
+  EXPECT_TRUE(finish_monitor(monitor, kDeadline).success());
 }
 
-TEST(Agent, EndsWhenNoRankComes) {
+TEST(Monitor, EndsWhenNoRankComes) {
   TestRun run;
-  auto options = run.agent_options({0, 1});
+  auto options = run.monitor_options({0, 1});
   options.rank_timeout = 1s;
-  AgentProcess agent = start_agent(options);
-  ASSERT_TRUE(agent.process.wait(kDeadline));
-  EXPECT_EQ(read_dump(run.agent_dump()).back()["how"], "no rank came in time");
+  MonitorProcess monitor = start_monitor(options);
+  ASSERT_TRUE(monitor.process.wait(kDeadline));
+  EXPECT_EQ(read_dump(run.monitor_dump()).back()["how"], "no rank came in time");
 }
 
-TEST(Agent, CanBeToldToEnd) {
+TEST(Monitor, CanBeToldToEnd) {
   TestRun run;
-  AgentProcess agent = start_agent(run.agent_options({0, 1}));
-  EXPECT_TRUE(finish_agent(agent, 0ms).success());
-  EXPECT_EQ(read_dump(run.agent_dump()).back()["how"], "stopped");
+  MonitorProcess monitor = start_monitor(run.monitor_options({0, 1}));
+  EXPECT_TRUE(finish_monitor(monitor, 0ms).success());
+  EXPECT_EQ(read_dump(run.monitor_dump()).back()["how"], "stopped");
 }
 
-TEST(Agent, SaysWhyItDoesNotStart) {
+TEST(Monitor, SaysWhyItDoesNotStart) {
   TestRun run;
-  auto options = run.agent_options({0});
+  auto options = run.monitor_options({0});
   options.profile_folder = run.folder.path() / "not-there";
   try {
-    start_agent(options);
+    start_monitor(options);
     FAIL() << "started without a folder";
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), testing::HasSubstr("not-there"));
   }
 }
 
-// The starter is killed: with a rank left the agent stays until the rank has gone, and leaves nothing behind.
-TEST(Agent, OutlivesItsStarterButNotTheLastRank) {
+// The starter is killed: with a rank left the monitor stays until the rank has gone, and leaves nothing behind.
+TEST(Monitor, OutlivesItsStarterButNotTheLastRank) {
   ASSERT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
   TestRun run;
   int to_test[2];
   ASSERT_EQ(::pipe(to_test), 0);
   struct Facts {
-    pid_t agent, rank;
+    pid_t monitor, rank;
   };
   const pid_t starter = fork_child([&] {
-    AgentProcess agent = start_agent(run.agent_options({0}));
+    MonitorProcess monitor = start_monitor(run.monitor_options({0}));
     const pid_t rank = fork_child([&] {
       const SystemClock clock;
-      Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+      Recorder recorder(TestRun::rank_options(monitor, 0), clock, clock.monotonic());
       record_steps(recorder, 10);
       recorder.flush(kDeadline);
       const char ready = 'r';
       [[maybe_unused]] auto written = ::write(to_test[1], &ready, 1);
       ::pause();
     });
-    const Facts facts{agent.process.pid(), rank};
+    const Facts facts{monitor.process.pid(), rank};
     [[maybe_unused]] auto written = ::write(to_test[1], &facts, sizeof facts);
     ::pause();
   });
@@ -408,33 +408,33 @@ TEST(Agent, OutlivesItsStarterButNotTheLastRank) {
   ::kill(starter, SIGKILL);
   EXPECT_EQ(WTERMSIG(wait_for(starter)), SIGKILL);
   std::this_thread::sleep_for(300ms);
-  EXPECT_TRUE(is_alive(facts.agent)) << "a rank is still there";
+  EXPECT_TRUE(is_alive(facts.monitor)) << "a rank is still there";
   ::kill(facts.rank, SIGKILL);
   wait_for(facts.rank);
   int status = 0;
-  ASSERT_TRUE(eventually([&] { return ::waitpid(facts.agent, &status, WNOHANG) == facts.agent; }));
+  ASSERT_TRUE(eventually([&] { return ::waitpid(facts.monitor, &status, WNOHANG) == facts.monitor; }));
   EXPECT_EQ(status, 0);
   const auto records = read_dump(run.rank_dump(0));
   EXPECT_EQ(of_kind(records, "step").size(), 10u);
   EXPECT_EQ(records.back()["how"], "connection lost");
 }
 
-TEST(Agent, EndsWhenItsStarterDiedBeforeAnyRankCame) {
+TEST(Monitor, EndsWhenItsStarterDiedBeforeAnyRankCame) {
   ASSERT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
   TestRun run;
   int to_test[2];
   ASSERT_EQ(::pipe(to_test), 0);
   const pid_t starter = fork_child([&] {
-    AgentProcess agent = start_agent(run.agent_options({0}));
-    const pid_t pid = agent.process.pid();
+    MonitorProcess monitor = start_monitor(run.monitor_options({0}));
+    const pid_t pid = monitor.process.pid();
     [[maybe_unused]] auto written = ::write(to_test[1], &pid, sizeof pid);
     ::kill(::getpid(), SIGKILL);
   });
-  pid_t agent = 0;
-  ASSERT_EQ(::read(to_test[0], &agent, sizeof agent), static_cast<ssize_t>(sizeof agent));
+  pid_t monitor = 0;
+  ASSERT_EQ(::read(to_test[0], &monitor, sizeof monitor), static_cast<ssize_t>(sizeof monitor));
   wait_for(starter);
-  ASSERT_TRUE(eventually([&] { return ::waitpid(agent, nullptr, WNOHANG) == agent; }));
-  EXPECT_EQ(read_dump(run.agent_dump()).back()["how"], "starter gone");
+  ASSERT_TRUE(eventually([&] { return ::waitpid(monitor, nullptr, WNOHANG) == monitor; }));
+  EXPECT_EQ(read_dump(run.monitor_dump()).back()["how"], "starter gone");
 }
 
 }  // namespace

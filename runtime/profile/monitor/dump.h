@@ -1,4 +1,4 @@
-// One dump of the agent: its lines reach the disk, and it stays small in a long run. One thread, the agent's.
+// One dump of the monitor: its lines reach the disk, and it stays small in a long run. One thread, the monitor's.
 #pragma once
 
 #include <array>
@@ -12,15 +12,15 @@
 #include <string_view>
 #include <vector>
 
-#include "agent/format.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/file.h"
+#include "monitor/format.h"
 #include "ring.h"
 
 namespace dtrain::profile {
 
-// Writes the lines of one dump. Losing records must never stop the agent: it counts lines that cannot be written (disk
-// full), keeps the cause and tries again; once writing works, a "lost" record has the number of missing lines.
+// Writes the lines of one dump. Losing records must never stop the monitor: it counts lines that cannot be written
+// (disk full), keeps the cause and tries again; once writing works, a "lost" record has the number of missing lines.
 class DumpWriter {
  public:
   DumpWriter(std::filesystem::path path, const Clock& clock) : path_(std::move(path)), clock_(clock) {}
@@ -121,8 +121,8 @@ class BoundedDump {
   static constexpr std::int64_t kOutlierShare = 20;     // at most a 20th of a window's steps stays in full …
   static constexpr std::int64_t kFewestOutliers = 5;    // … or so many steps if that is more
 
-  // Tests keep fewer steps in full. `first_batch`: the rank's first step if an earlier agent has seen it; otherwise the
-  // next step is the first.
+  // Tests keep fewer steps in full. `first_batch`: the rank's first step if an earlier monitor has seen it; otherwise
+  // the next step is the first.
   explicit BoundedDump(DumpWriter& writer, std::int64_t steps_in_full = kStepsInFull,
                        std::optional<std::int64_t> first_batch = std::nullopt)
       : writer_(writer), steps_in_full_(steps_in_full), first_batch_(first_batch), next_window_(steps_in_full) {}

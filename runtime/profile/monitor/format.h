@@ -1,4 +1,4 @@
-// The records of a rank and of an agent as lines of JSON, as docs/profile-format.md describes them. Each function
+// The records of a rank and of a monitor as lines of JSON, as docs/profile-format.md describes them. Each function
 // appends or returns one line with its newline.
 #pragma once
 
@@ -18,10 +18,10 @@
 #include <spdlog/fmt/compile.h>
 #include <spdlog/fmt/fmt.h>
 
-#include "agent/system_sampler.h"
 #include "dtrain/base/json.h"
 #include "dtrain/host/gpus.h"
 #include "dtrain/profile/records.h"
+#include "monitor/system_sampler.h"
 #include "ring.h"
 
 namespace dtrain::profile {
@@ -40,7 +40,7 @@ std::int64_t time_in(const PhaseTimes& times, Phase phase);
 std::string plain_text(std::string_view bytes);
 
 // Writes a record as a JSON object, up to close(), by visiting its fields (dtrain/profile/records.h). It formats by
-// hand, because the agent shares the cores with the training.
+// hand, because the monitor shares the cores with the training.
 class FieldWriter {
  public:
   explicit FieldWriter(LineBuffer& out) : out_(out) {}

@@ -1,5 +1,6 @@
-// dtrain-agent: the process that samples a host and writes its ranks' records. Started by start_agent() with its
-// settings as one JSON argument. File descriptor 3 is its listening socket, 4 a pipe to report its start.
+// The monitor (program dtrain-agent): the process that samples a host and writes its ranks' records. Started by
+// start_monitor() with its settings as one JSON argument. File descriptor 3 is its listening socket, 4 a pipe to report
+// its start.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -16,10 +17,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "agent/dump.h"
-#include "agent/prometheus_endpoint.h"
-#include "agent/rank_connection.h"
-#include "agent/system_sampler.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
@@ -28,13 +25,17 @@
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/host/network.h"
-#include "dtrain/profile/agent_process.h"
+#include "dtrain/profile/monitor_process.h"
+#include "monitor/dump.h"
+#include "monitor/prometheus_endpoint.h"
+#include "monitor/rank_connection.h"
+#include "monitor/system_sampler.h"
 
 namespace dtrain::profile {
 namespace {
 
-struct AgentSettings {
-  AgentFacts facts;
+struct MonitorSettings {
+  MonitorFacts facts;
   std::chrono::nanoseconds rank_timeout{};
   std::chrono::nanoseconds sample_period{};
   pid_t starter_pid = 0;
@@ -42,11 +43,11 @@ struct AgentSettings {
   std::optional<PrometheusAddress> prometheus;
 };
 
-// The agent process of a host: waits for the host's ranks, writes their records, samples the system, and exits after
+// The monitor process of a host: waits for the host's ranks, writes their records, samples the system, and exits after
 // the last of them. One thread, besides the one that calls the GPUs' driver.
-class Agent {
+class Monitor {
  public:
-  Agent(AgentSettings settings, UnixListener listener, const Clock& clock, Logger logger);
+  Monitor(MonitorSettings settings, UnixListener listener, const Clock& clock, Logger logger);
 
   // Runs until the last rank has gone. True: all records are on disk.
   bool run();
@@ -61,12 +62,12 @@ class Agent {
   std::vector<RankTotals> totals() const;
   std::map<std::string, std::string> labels() const;  // of the values for Prometheus
   void report_errors();
-  // Returns the reason for the agent to end; nullptr: it goes on.
+  // Returns the reason for the monitor to end; nullptr: it goes on.
   const char* reason_to_end();
   bool any_rank_connected() const;
   bool is_connected(int rank) const;
 
-  AgentSettings settings_;
+  MonitorSettings settings_;
   UnixListener listener_;
   const Clock& clock_;
   Logger logger_;
@@ -116,7 +117,7 @@ Json metric_units() {
   return units;
 }
 
-Agent::Agent(AgentSettings settings, UnixListener listener, const Clock& clock, Logger logger)
+Monitor::Monitor(MonitorSettings settings, UnixListener listener, const Clock& clock, Logger logger)
     : settings_(std::move(settings)),
       listener_(std::move(listener)),
       clock_(clock),
@@ -143,7 +144,7 @@ Agent::Agent(AgentSettings settings, UnixListener listener, const Clock& clock, 
   dump_.write(header_line(fields, settings_.facts.header, clock_));
 }
 
-bool Agent::run() {
+bool Monitor::run() {
   const char* reason = nullptr;
   while (reason == nullptr) {
     wait_for_events();
@@ -172,7 +173,7 @@ bool Agent::run() {
   return !failed_;
 }
 
-void Agent::wait_for_events() {
+void Monitor::wait_for_events() {
   const Nanoseconds now = clock_.monotonic();
   // poll() skips a file descriptor below 0.
   std::vector<pollfd> waiting{{now < next_accept_ ? -1 : listener_.fd(), POLLIN, 0}};
@@ -183,7 +184,7 @@ void Agent::wait_for_events() {
   ::poll(waiting.data(), waiting.size(), static_cast<int>(wait.count()));
 }
 
-void Agent::accept_processes() {
+void Monitor::accept_processes() {
   if (clock_.monotonic() < next_accept_) return;
   try {
     while (auto socket = listener_.accept(std::chrono::milliseconds(0))) {
@@ -198,7 +199,7 @@ void Agent::accept_processes() {
   }
 }
 
-void Agent::serve_processes() {
+void Monitor::serve_processes() {
   for (auto connection = connections_.begin(); connection != connections_.end();) {
     const auto event = connection->serve();
     if (event == RankConnection::Event::kStop) stop_ = true;
@@ -211,7 +212,7 @@ void Agent::serve_processes() {
   }
 }
 
-void Agent::remove(std::list<RankConnection>::iterator& connection) {
+void Monitor::remove(std::list<RankConnection>::iterator& connection) {
   connection->close();
   if (connection->introduced()) {
     gone_[connection->rank()] = connection->totals();
@@ -225,14 +226,14 @@ void Agent::remove(std::list<RankConnection>::iterator& connection) {
   connection = connections_.erase(connection);
 }
 
-void Agent::drain() {
+void Monitor::drain() {
   const Nanoseconds now = clock_.monotonic();
   if (now < next_drain_) return;
   next_drain_ = now + kDrainPeriod;
   for (RankConnection& connection : connections_) connection.drain();
 }
 
-void Agent::sample() {
+void Monitor::sample() {
   const Nanoseconds now = clock_.monotonic();
   if (now < next_sample_) return;
   // The schedule is steady: a late sample does not delay the next, and missed samples are left out.
@@ -256,7 +257,7 @@ void Agent::sample() {
   if (prometheus_) prometheus_->publish(sample, totals());
 }
 
-std::map<std::string, std::string> Agent::labels() const {
+std::map<std::string, std::string> Monitor::labels() const {
   std::map<std::string, std::string> labels{{"agent", settings_.facts.agent_id}};
   const Json& header = settings_.facts.header;
   if (const auto run = header.find("run"); run != header.end() && run->is_string())
@@ -264,7 +265,7 @@ std::map<std::string, std::string> Agent::labels() const {
   return labels;
 }
 
-std::vector<RankTotals> Agent::totals() const {
+std::vector<RankTotals> Monitor::totals() const {
   std::map<int, RankTotals> of_all = gone_;
   for (const RankConnection& connection : connections_) {
     if (connection.introduced()) of_all[connection.rank()] = connection.totals();
@@ -274,7 +275,7 @@ std::vector<RankTotals> Agent::totals() const {
   return result;
 }
 
-void Agent::report_errors() {
+void Monitor::report_errors() {
   std::optional<std::string> error = dump_.error();
   for (const RankConnection& connection : connections_) {
     if (!error) error = connection.error();
@@ -286,20 +287,19 @@ void Agent::report_errors() {
   // Reports to one rank, the first connected one: one warning is enough for a host.
   std::vector<RankConnection*> here;
   for (RankConnection& connection : connections_) here.push_back(&connection);
-  std::sort(here.begin(), here.end(), [](const auto* a, const auto* b) { return a->rank() < b->rank(); });
-  reported_ = std::any_of(here.begin(), here.end(), [&](RankConnection* one) { return one->report(*error); });
+  std::ranges::sort(here, {}, &RankConnection::rank);
+  reported_ = std::ranges::any_of(here, [&](RankConnection* connection) { return connection->report(*error); });
 }
 
-bool Agent::any_rank_connected() const {
-  return std::any_of(connections_.begin(), connections_.end(), [](const RankConnection& c) { return c.introduced(); });
+bool Monitor::any_rank_connected() const {
+  return std::ranges::any_of(connections_, &RankConnection::introduced);
 }
 
-bool Agent::is_connected(int rank) const {
-  return std::any_of(connections_.begin(), connections_.end(),
-                     [rank](const RankConnection& c) { return c.introduced() && c.rank() == rank; });
+bool Monitor::is_connected(int rank) const {
+  return std::ranges::any_of(connections_, [=](const auto& c) { return c.introduced() && c.rank() == rank; });
 }
 
-const char* Agent::reason_to_end() {
+const char* Monitor::reason_to_end() {
   if (stop_) return "stopped";
   const Nanoseconds now = clock_.monotonic();
   const bool orphaned = ::getppid() != settings_.starter_pid;
@@ -326,8 +326,8 @@ using namespace dtrain::profile;
 constexpr int kSocketFd = 3;
 constexpr int kReadyFd = 4;
 
-AgentSettings parse(const Json& json) {
-  AgentSettings settings;
+MonitorSettings parse(const Json& json) {
+  MonitorSettings settings;
   settings.facts.agent_id = json.at("agent").get<std::string>();
   settings.facts.profile_folder = json.at("profile_folder").get<std::string>();
   settings.facts.ranks = json.at("ranks").get<std::set<int>>();
@@ -369,16 +369,16 @@ int main(int argc, char** argv) {
   bool started = false;
   try {
     const Json json = Json::parse(argv[1]);
-    AgentSettings settings = parse(json);
+    MonitorSettings settings = parse(json);
     redirect_output(settings.facts.profile_folder.parent_path() / "logs" /
                     ("agent-" + settings.facts.agent_id + ".log"));
     const Logger logger = make_stderr_logger();
     const SystemClock clock;
-    Agent agent(std::move(settings), UnixListener(UniqueFd(kSocketFd), json.at("socket").get<std::string>()), clock,
-                logger);
+    Monitor monitor(std::move(settings), UnixListener(UniqueFd(kSocketFd), json.at("socket").get<std::string>()), clock,
+                    logger);
     report_start("ready");
     started = true;
-    return agent.run() ? 0 : kRecordsLost;
+    return monitor.run() ? 0 : kRecordsLost;
   } catch (const std::exception& error) {
     const auto* const typed = dynamic_cast<const Error*>(&error);
     const std::string text = describe(error) + (typed && !typed->remedy().empty() ? "; " + typed->remedy() : "");

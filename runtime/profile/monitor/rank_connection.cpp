@@ -1,7 +1,6 @@
-#include "agent/rank_connection.h"
+#include "monitor/rank_connection.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "dtrain/base/error.h"
 
@@ -10,12 +9,6 @@ namespace {
 
 constexpr int kMemorySamples = 200;              // in the time since the rank connected
 constexpr std::uint64_t kReleaseRecords = 1024;  // between two releases of the ring's room
-
-std::string dump_name(int rank) {
-  char name[32];
-  std::snprintf(name, sizeof name, "rank-%04d.jsonl", rank);
-  return name;
-}
 
 std::int64_t signed_of(std::uint64_t count) {
   return static_cast<std::int64_t>(count);
@@ -82,7 +75,7 @@ void RankConnection::introduce(const Json& hello, UnixMessage& message) {
   introduced_at_ = next_memory_ = clock_.monotonic();
   ring_ = std::move(ring);
   dropped_ = ring_->dropped_noted();
-  dump_ = std::make_unique<DumpWriter>(facts_.profile_folder / dump_name(rank), clock_);
+  dump_ = std::make_unique<DumpWriter>(facts_.profile_folder / fmt::format("rank-{:04}.jsonl", rank), clock_);
   Json fields = {{"kind", "rank"},
                  {"rank", rank_},
                  {"world_size", hello.value("world_size", 1)},
@@ -117,7 +110,7 @@ void RankConnection::drain() {
   release();
 }
 
-// The order matters: if the agent is killed between the two, the next agent writes some records again, but none is
+// The order matters: if the monitor is killed between the two, the next monitor writes some records again, but none is
 // missing.
 void RankConnection::release() {
   bounded_->flush();
@@ -175,7 +168,7 @@ RankTotals RankConnection::totals() const {
 
 bool RankConnection::report(const std::string& error) {
   if (!introduced() || !socket_) return false;
-  ring_->set_agent_failed();
+  ring_->set_monitor_failed();
   try {
     return socket_.send(to_line({{"type", message_type::kError}, {"message", error}}));
   } catch (const Error& failure) {

@@ -1,4 +1,4 @@
-// GPUs through the real agent process and the summary; only the driver's library is a fake.
+// GPUs through the real monitor process and the summary; only the driver's library is a fake.
 #include <gmock/gmock.h>
 
 #include <csignal>
@@ -14,11 +14,11 @@ using harness::FakeGpus;
 using testing::HasSubstr;
 using testing::Not;
 
-class GpuAgent : public testing::Test {
+class GpuMonitor : public testing::Test {
  protected:
-  GpuAgent() : fake_(run_.folder.path()) {}
-  AgentOptions options() const {
-    AgentOptions options = run_.agent_options({0});
+  GpuMonitor() : fake_(run_.folder.path()) {}
+  MonitorOptions options() const {
+    MonitorOptions options = run_.monitor_options({0});
     options.nvml_library = fake_.library();
     options.sample_period = 60ms;
     return options;
@@ -26,7 +26,7 @@ class GpuAgent : public testing::Test {
   // The GPUs of each sample so far.
   std::vector<Json> samples() const {
     std::vector<Json> result;
-    for (const Json& sample : of_kind(read_dump(run_.agent_dump()), "system")) {
+    for (const Json& sample : of_kind(read_dump(run_.monitor_dump()), "system")) {
       result.push_back(sample.value("gpus", Json::array()));
     }
     return result;
@@ -47,13 +47,13 @@ class GpuAgent : public testing::Test {
   SystemClock clock_;
 };
 
-TEST_F(GpuAgent, WhatTheGpusDoIsInTheDumpAndInTheSummary) {
+TEST_F(GpuMonitor, WhatTheGpusDoIsInTheDumpAndInTheSummary) {
   Json two = FakeGpus::two();
   two["gpus"][0]["pids"] = {::getpid(), ::getppid()};  // the rank, and one that is not
   fake_.describe(two);
-  AgentProcess agent = start_agent(options());
+  MonitorProcess monitor = start_monitor(options());
   {
-    const Recorder recorder(TestRun::rank_options(agent, 0), clock_, clock_.monotonic());
+    const Recorder recorder(TestRun::rank_options(monitor, 0), clock_, clock_.monotonic());
     const Json expected = {{{"index", 0},
                             {"gpu_util", 37},
                             {"gpu_free_memory", 10'000'000'000},
@@ -66,8 +66,8 @@ TEST_F(GpuAgent, WhatTheGpusDoIsInTheDumpAndInTheSummary) {
                             {"gpu_foreign_processes", 0}}};
     EXPECT_TRUE(sampled([&](const Json& gpus) { return gpus == expected; })) << Json(samples()).dump();
   }
-  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
-  const auto records = read_dump(run_.agent_dump());
+  EXPECT_TRUE(finish_monitor(monitor, kDeadline).success());
+  const auto records = read_dump(run_.monitor_dump());
   EXPECT_EQ(records.front()["units"]["gpu_free_memory"], "bytes");
   const auto known = of_kind(records, "gpu");
   ASSERT_EQ(known.size(), 2u);
@@ -90,11 +90,11 @@ TEST_F(GpuAgent, WhatTheGpusDoIsInTheDumpAndInTheSummary) {
   EXPECT_THAT(text, testing::ContainsRegex("gpu_temperature +30 C"));
 }
 
-TEST_F(GpuAgent, AGpuThatVanishesIsAbsentFromThenOnAndSaidOnce) {
+TEST_F(GpuMonitor, AGpuThatVanishesIsAbsentFromThenOnAndSaidOnce) {
   fake_.describe(FakeGpus::two());
-  AgentProcess agent = start_agent(options());
+  MonitorProcess monitor = start_monitor(options());
   {
-    const Recorder recorder(TestRun::rank_options(agent, 0), clock_, clock_.monotonic());
+    const Recorder recorder(TestRun::rank_options(monitor, 0), clock_, clock_.monotonic());
     EXPECT_TRUE(sampled([](const Json& gpus) { return gpus.size() == 2; }));
     Json lost = FakeGpus::two();
     lost["gpus"][1]["errors"] = {{"all", 15}};
@@ -106,7 +106,7 @@ TEST_F(GpuAgent, AGpuThatVanishesIsAbsentFromThenOnAndSaidOnce) {
     EXPECT_EQ(samples().back().size(), 1u);
     EXPECT_EQ(samples().back()[0]["gpu_temperature"], 61);
   }
-  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  EXPECT_TRUE(finish_monitor(monitor, kDeadline).success());
   for (const char* said : {"GPU 1, utilization: GPU is lost", "GPU 0, utilization: Unknown Error"}) {
     const auto first = log().find(said);
     EXPECT_NE(first, std::string::npos) << said;
@@ -114,11 +114,11 @@ TEST_F(GpuAgent, AGpuThatVanishesIsAbsentFromThenOnAndSaidOnce) {
   }
 }
 
-TEST_F(GpuAgent, ADriverThatHangsHoldsNothingUp) {
+TEST_F(GpuMonitor, ADriverThatHangsHoldsNothingUp) {
   fake_.describe(FakeGpus::two());
-  AgentProcess agent = start_agent(options());
+  MonitorProcess monitor = start_monitor(options());
   {
-    Recorder recorder(TestRun::rank_options(agent, 0), clock_, clock_.monotonic());
+    Recorder recorder(TestRun::rank_options(monitor, 0), clock_, clock_.monotonic());
     EXPECT_TRUE(sampled([](const Json& gpus) { return gpus.size() == 2; }));
     Json stuck = FakeGpus::two();
     stuck["gpus"][0]["hangs"] = true;
@@ -130,33 +130,33 @@ TEST_F(GpuAgent, ADriverThatHangsHoldsNothingUp) {
       recorder.flush(kDeadline);
     }
   }
-  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  EXPECT_TRUE(finish_monitor(monitor, kDeadline).success());
   EXPECT_EQ(of_kind(read_dump(run_.rank_dump(0)), "step").size(), 100u);
-  EXPECT_EQ(read_dump(run_.agent_dump()).back()["how"], "all ranks ended");
+  EXPECT_EQ(read_dump(run_.monitor_dump()).back()["how"], "all ranks ended");
 }
 
-TEST_F(GpuAgent, ASlowDriverIsHeardInTheNextSample) {
+TEST_F(GpuMonitor, ASlowDriverIsHeardInTheNextSample) {
   Json slow = FakeGpus::two();
   slow["gpus"][0]["slow_ms"] = 30;  // each call, of several
   fake_.describe(slow);
-  AgentProcess agent = start_agent(options());
+  MonitorProcess monitor = start_monitor(options());
   {
-    const Recorder recorder(TestRun::rank_options(agent, 0), clock_, clock_.monotonic());
+    const Recorder recorder(TestRun::rank_options(monitor, 0), clock_, clock_.monotonic());
     EXPECT_TRUE(sampled([](const Json& gpus) { return gpus.size() == 2 && gpus[0]["gpu_util"] == 37; }));
   }
-  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  EXPECT_TRUE(finish_monitor(monitor, kDeadline).success());
 }
 
-TEST_F(GpuAgent, WithoutADriverThereIsNothingAboutGpus) {
-  AgentOptions none = options();
+TEST_F(GpuMonitor, WithoutADriverThereIsNothingAboutGpus) {
+  MonitorOptions none = options();
   none.nvml_library = "/not/there.so";
-  AgentProcess agent = start_agent(none);
+  MonitorProcess monitor = start_monitor(none);
   {
-    const Recorder recorder(TestRun::rank_options(agent, 0), clock_, clock_.monotonic());
+    const Recorder recorder(TestRun::rank_options(monitor, 0), clock_, clock_.monotonic());
     EXPECT_TRUE(eventually([&] { return samples().size() > 2; }));
   }
-  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
-  for (const Json& sample : of_kind(read_dump(run_.agent_dump()), "system")) EXPECT_FALSE(sample.contains("gpus"));
+  EXPECT_TRUE(finish_monitor(monitor, kDeadline).success());
+  for (const Json& sample : of_kind(read_dump(run_.monitor_dump()), "system")) EXPECT_FALSE(sample.contains("gpus"));
   EXPECT_THAT(log(), Not(HasSubstr("GPU")));
   EXPECT_THAT(analysis::render_summary(analysis::summarize(run_.folder.path()), {}), Not(HasSubstr("GPU")));
 }

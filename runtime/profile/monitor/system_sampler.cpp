@@ -1,4 +1,4 @@
-#include "agent/system_sampler.h"
+#include "monitor/system_sampler.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -25,9 +25,8 @@ GpuSample to_sample(const host::GpuReading& reading, const std::set<pid_t>& rank
   GpuSample sample{reading.index,       reading.util, reading.free_memory,
                    reading.temperature, std::nullopt, reading.slowed_by_heat};
   if (reading.processes) {
-    sample.foreign_processes =
-        static_cast<std::size_t>(std::count_if(reading.processes->begin(), reading.processes->end(),
-                                               [&](pid_t pid) { return !ranks.contains(pid) && is_seen(pid); }));
+    const auto is_foreign = [&](pid_t pid) { return !ranks.contains(pid) && is_seen(pid); };
+    sample.foreign_processes = static_cast<std::size_t>(std::ranges::count_if(*reading.processes, is_foreign));
   }
   return sample;
 }
@@ -40,17 +39,28 @@ double growth(std::uint64_t before, std::uint64_t after) {
 }
 
 void add_new(const std::vector<Cgroup>& more, std::vector<Cgroup>& groups) {
-  for (const Cgroup& one : more) {
-    const bool known =
-        std::any_of(groups.begin(), groups.end(), [&](const Cgroup& group) { return group.folder == one.folder; });
-    if (!known) groups.push_back(one);
+  for (const Cgroup& cgroup : more) {
+    if (std::ranges::find(groups, cgroup.folder, &Cgroup::folder) == groups.end()) groups.push_back(cgroup);
   }
 }
 
 template <typename Map>
 bool same_names(const Map& a, const Map& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](const auto& x, const auto& y) { return x.first == y.first; });
+  return std::ranges::equal(a, b, [](const auto& x, const auto& y) { return x.first == y.first; });
+}
+
+// Calls use(before, after) with the readings of each of these names that both maps have. False: there is none.
+template <typename Map, typename Use>
+bool each_in_both(const std::set<std::string>& names, const Map& before, const Map& after, const Use& use) {
+  bool any = false;
+  for (const std::string& name : names) {
+    const auto b = before.find(name);
+    const auto a = after.find(name);
+    if (b == before.end() || a == after.end()) continue;
+    use(b->second, a->second);
+    any = true;
+  }
+  return any;
 }
 
 }  // namespace
@@ -178,16 +188,11 @@ void SystemSampler::add_cgroups(SystemSample& sample, const Reading& now, double
 void SystemSampler::add_network(SystemSample& sample, const Reading& now, double seconds) {
   double sent = 0;
   double received = 0;
-  bool any = false;
-  for (const std::string& name : interfaces_) {
-    const auto before = before_.network.find(name);
-    const auto after = now.network.find(name);
-    if (before == before_.network.end() || after == now.network.end()) continue;
-    sent += growth(before->second.sent, after->second.sent);
-    received += growth(before->second.received, after->second.received);
-    any = true;
-  }
-  if (!any) return;
+  const auto add = [&](const host::NetworkCounters& before, const host::NetworkCounters& after) {
+    sent += growth(before.sent, after.sent);
+    received += growth(before.received, after.received);
+  };
+  if (!each_in_both(interfaces_, before_.network, now.network, add)) return;
   sample.net_throughput_sent = sent / seconds;
   sample.net_throughput_recv = received / seconds;
 }
@@ -196,19 +201,12 @@ void SystemSampler::add_disks(SystemSample& sample, const Reading& now, double s
   double requests = 0;
   double read = 0;
   double written = 0;
-  bool any = false;
-  for (const std::string& name : disks_) {
-    const auto before = before_.disks.find(name);
-    const auto after = now.disks.find(name);
-    if (before == before_.disks.end() || after == now.disks.end()) continue;
-    const host::DiskCounters& b = before->second;
-    const host::DiskCounters& a = after->second;
-    requests += growth(b.reads, a.reads) + growth(b.writes, a.writes);
-    read += growth(b.read_bytes, a.read_bytes);
-    written += growth(b.written_bytes, a.written_bytes);
-    any = true;
-  }
-  if (!any) return;
+  const auto add = [&](const host::DiskCounters& before, const host::DiskCounters& after) {
+    requests += growth(before.reads, after.reads) + growth(before.writes, after.writes);
+    read += growth(before.read_bytes, after.read_bytes);
+    written += growth(before.written_bytes, after.written_bytes);
+  };
+  if (!each_in_both(disks_, before_.disks, now.disks, add)) return;
   sample.disk_iops = requests / seconds;
   sample.disk_throughput_read = read / seconds;
   sample.disk_throughput_write = written / seconds;
@@ -268,8 +266,7 @@ Json machine_facts(const std::filesystem::path& root) {
   if (const double limit = host::cpu_limit(root); limit < static_cast<double>(cpus.size())) facts["cpu_limit"] = limit;
   const Cgroups groups = cgroups_of(0, root);
   const std::vector<CpuQuota> quotas = cpu_quotas(groups);
-  const auto least = std::min_element(quotas.begin(), quotas.end(),
-                                      [](const CpuQuota& a, const CpuQuota& b) { return a.cpus < b.cpus; });
+  const auto least = std::ranges::min_element(quotas, {}, &CpuQuota::cpus);
   if (least != quotas.end()) {
     facts["cpu_quota"] = {{"cpus", least->cpus}, {"group", least->group}, {"period_ns", least->period.count()}};
   }

@@ -48,8 +48,8 @@ struct GpuSample {
   }
 };
 
-// Reads the GPUs for the agent without ever delaying it: a thread of this class makes the calls to the driver, which
-// may take long or hang. The public functions are for the agent's thread.
+// Reads the GPUs for the monitor without ever delaying it: a thread of this class makes the calls to the driver, which
+// may take long or hang. The public functions are for the monitor's thread.
 class GpuSampler {
  public:
   GpuSampler(const std::string& library, const Logger& logger);
@@ -68,7 +68,7 @@ class GpuSampler {
   struct Shared {
     std::mutex mutex;
     std::condition_variable changed;
-    std::uint64_t asked = 0;     // readings the agent wants
+    std::uint64_t asked = 0;     // readings the monitor wants
     std::uint64_t answered = 0;  // number of the last answered request
     std::uint64_t given = 0;     // number of the last request whose answer is in a sample
     std::vector<host::GpuReading> readings;
@@ -180,7 +180,7 @@ class SystemSampler {
   Reading before_;
 };
 
-// Returns facts about the machine for the first line of the agent's dump (docs/profile-format.md, "machine"): the
+// Returns facts about the machine for the first line of the monitor's dump (docs/profile-format.md, "machine"): the
 // analysis, which may run on another machine, needs them to judge the samples. Unknown facts are left out. Any thread.
 Json machine_facts(const std::filesystem::path& root = "/");
 
