@@ -1,5 +1,4 @@
-// Converts torch.optim's optimizers to the engine's: the settings of each parameter group, and learning rates that
-// follow the values that Python writes into param_groups. Called with the GIL.
+// The parts of the module dtrain._native. Each adds its classes and functions, which Python calls with the GIL.
 #pragma once
 
 #include <string>
@@ -9,6 +8,13 @@
 #include "dtrain/train/trial.h"
 
 namespace dtrain::python {
+
+// For functions that may wait.
+using Unlocked = pybind11::call_guard<pybind11::gil_scoped_release>;
+
+void add_data_sets(pybind11::module_& module);
+void add_optimizer_state(pybind11::module_& module);
+void add_script_loop(pybind11::module_& module);
 
 // Gives the context an optimizer of `kind` ("sgd", "adamw": the words of an experiment's optimizer.name).
 // `param_groups`: Python's list of dicts; each step reads their "lr" again. `settings`: for each group a dict of the
