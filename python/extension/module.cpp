@@ -1,6 +1,5 @@
 // The module dtrain._native, on which the Python modules in python/dtrain are based. Only those modules use it, so they
 // have the docstrings. Functions that may wait release the GIL.
-#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -16,11 +15,8 @@
 #include "dtrain/comm/control.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/rank_session.h"
-#include "dtrain/train/run_trial.h"
-#include "module_tree.h"
 #include "numerics/matmul_path.h"
 #include "python_error.h"
-#include "python_trial.h"
 #include "values.h"
 
 namespace dtrain::python {
@@ -40,29 +36,6 @@ class HeldScope {
   std::string name_;
   std::unique_ptr<Scope> scope_;
 };
-
-// A model of torch.compile() keeps the strides that its weights had when it was compiled: those of convolutions must
-// not change, as they do where the engine tries channels_last.
-void keep_memory_format(TrialContext& context, const torch::nn::Module& model) {
-  const config::MemoryFormat format = context.session().experiment().optimizations.memory_format;
-  const auto parameters = model.parameters();
-  const bool convolves =
-      std::any_of(parameters.begin(), parameters.end(), [](const auto& one) { return one.dim() > 3; });
-  if (!convolves) return;
-  context.wrapped().keeps_memory_format = true;
-  if (format != config::MemoryFormat::kChannelsLast) return;
-  throw ConfigError("optimizations.memory_format is " + std::string(config::word_of(config::kMemoryFormats, format)) +
-                        ", and a model of torch.compile() with convolutions needs weights whose memory format stays",
-                    "leave optimizations.memory_format at auto");
-}
-
-void wrap_model(TrialContext& context, py::object module, const std::string& name, bool compiled,
-                const py::dict& beside) {
-  const auto tree = std::make_shared<ModuleTree>(std::move(module), beside);
-  if (compiled) keep_memory_format(context, *tree);
-  const py::gil_scoped_release unlocked;
-  name.empty() ? void(context.wrap_model(tree)) : void(context.wrap_model(name, tree));
-}
 
 void write_validation(TrialContext& context, std::int64_t batch, std::int64_t epoch, const py::dict& metrics) {
   std::map<std::string, double> values;
@@ -171,25 +144,8 @@ void add_context(py::module_& module) {
           Unlocked())
       .def("save_checkpoint", &TrialContext::save_checkpoint)
       .def("add_callback",
-           [](TrialContext& context, py::object callback) {
-             context.add_callback(std::make_shared<PythonCallback>(std::move(callback)));
-           })
+           [](TrialContext& context, py::object callback) { context.add_callback(callback_of(std::move(callback))); })
       .def("write_validation", &write_validation);
-}
-
-int run_python_trial(const py::object& make, std::vector<std::string> arguments) {
-  std::vector<char*> argv;
-  for (std::string& argument : arguments) argv.push_back(argument.data());
-  argv.push_back(nullptr);
-  int code = 0;
-  {
-    const py::gil_scoped_release unlocked;
-    code = run_trial(
-        static_cast<int>(arguments.size()), argv.data(),
-        [&](TrialContext& context) -> std::unique_ptr<Trial> { return std::make_unique<PythonTrial>(make, context); });
-  }
-  const int wanted = exit_code_asked_for().value_or(0);
-  return code != 0 && wanted != 0 ? wanted : code;
 }
 
 }  // namespace
@@ -201,7 +157,7 @@ PYBIND11_MODULE(_native, module) {
   add_script_loop(module);
   add_data_sets(module);
   add_optimizer_state(module);
-  module.def("run_trial", &run_python_trial);
+  add_trial(module);
 }
 
 }  // namespace dtrain::python

@@ -67,12 +67,7 @@ Optimizer optimizer_of(const std::string& kind, const py::dict& values) {
 // Shares a parameter group of Python's optimizer; the deleter takes the GIL.
 std::shared_ptr<py::object> shared(py::object object) {
   return {new py::object(std::move(object)), [](py::object* held) {
-            if (!Py_IsInitialized()) {
-              held->release();
-            } else {
-              const py::gil_scoped_acquire gil;
-              *held = py::object();
-            }
+            let_go({held});
             delete held;
           }};
 }
