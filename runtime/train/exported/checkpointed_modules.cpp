@@ -16,10 +16,6 @@ using Kind = Instruction::Kind;
 
 constexpr std::size_t kMostNamesShown = 8;
 
-std::size_t index(Value value) {
-  return static_cast<std::size_t>(value);
-}
-
 // Returns the outermost of `module` and the modules around it that matches a pattern; empty: none matches.
 std::string chosen_module(const std::string& module, const std::vector<std::string>& patterns) {
   for (std::size_t end = module.find('.');; end = module.find('.', end + 1)) {

@@ -37,11 +37,6 @@ const char* kind_word(const Stored& stored) {
   return stored.kind == Stored::Kind::kParameter ? "parameter" : "buffer";
 }
 
-std::string message_of(const std::exception& error) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  return first_line(torch_error ? torch_error->what_without_backtrace() : error.what());
-}
-
 }  // namespace
 
 ExportedModel::ExportedModel(const fs::path& file)
@@ -153,7 +148,7 @@ void ExportedModel::make_tree(const std::vector<at::Tensor>& stored) {
         if (!program_.stored[i].persistent) module.leave_out(own);
       }
     } catch (const c10::Error& error) {
-      archive_.fail("has a tensor '" + name + "' that cannot be: " + message_of(error));
+      archive_.fail("has a tensor '" + name + "' that cannot be: " + plain_message(error));
     }
   }
 }
@@ -172,7 +167,7 @@ std::vector<at::Tensor> ExportedModel::forward(std::span<const at::Tensor> input
 }
 
 void ExportedModel::fail(std::span<const at::Tensor> inputs, const std::exception& error) const {
-  const std::string message = message_of(error);
+  const std::string message = plain_message(error);
   const bool no_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
                          message.find("can't allocate memory") != std::string::npos ||
                          message.find("out of memory") != std::string::npos;

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <ATen/core/jit_type.h>
+
 #include "exported/backward.h"
 #include "exported/model_json.h"
 #include "exported/program.h"
@@ -37,6 +39,7 @@ class GraphBuilder {
  private:
   using Names = std::map<std::string, Value>;
 
+  void give_name(const std::string& name, Value value);
   void add_node(const Json& node);
   // Returns the result's name if the operator returns its first operand unchanged (backward.h); otherwise empty.
   std::string name_of_whole_view(const Instruction& instruction, const Json& node) const;
@@ -59,5 +62,12 @@ class GraphBuilder {
   int without_gradients_ = 0;     // number of regions around the current node
   LostBackward lost_backward_;
 };
+
+// Turns an argument of the file into an operand, whose values `builder` knows. `type`: the type in the schema, without
+// a default; null if there is no schema: the argument is not converted. Error, to be put behind the operator's name:
+// the argument's kind is not supported or does not fit.
+Operand operand_of(const Json& argument, const c10::TypePtr& type, const GraphBuilder& builder);
+// Returns the default of an argument that the file leaves out. Error if the argument has no default.
+Operand default_operand(const c10::Argument& argument);
 
 }  // namespace dtrain::exported

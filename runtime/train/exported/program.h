@@ -3,6 +3,7 @@
 // data; immutable once it is read.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -16,12 +17,14 @@
 
 #include "exported/archive.h"
 #include "exported/expression.h"
-#include "exported/numbers.h"
 
 namespace dtrain::exported {
 
 using Value = std::int32_t;  // index in the list of values
 inline constexpr Value kNoValue = -1;
+inline std::size_t index(Value value) {
+  return static_cast<std::size_t>(value);
+}
 
 // An argument of an instruction.
 struct Operand {
@@ -49,6 +52,18 @@ struct Result {
   bool is_list = false;
   std::vector<Value> values{};
 };
+
+using NumberOperator = c10::IValue (*)(const std::vector<c10::IValue>& operands);
+
+// An operator of Python on numbers: "_operator.add", "math.trunc", "torch.sym_max", …. `compute` takes `operands` ints,
+// floats and bools, and throws an Error for a division by 0 and for an overflow.
+struct NamedNumberOperator {
+  const char* name;
+  std::size_t operands;
+  NumberOperator compute;
+};
+// Returns the operator with this name; null: there is none.
+const NamedNumberOperator* number_operator(const std::string& name);
 
 struct Instruction {
   enum class Kind {

@@ -3,10 +3,9 @@
 // go onto a stack that is reused, and its results into numbered values. One thread at a time.
 #pragma once
 
-#include <exception>
 #include <functional>
 #include <span>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -47,6 +46,8 @@ class Runner {
 
   c10::IValue take(const Operand& operand);
   c10::IValue load(const Operand& operand);
+  template <typename Element, typename Convert>
+  c10::IValue list_of(const Operand& operand, Convert convert);
   void put(const Instruction& instruction);
   void call(const Instruction& instruction, bool training);
   void number(const Instruction& instruction);
