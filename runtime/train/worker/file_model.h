@@ -1,4 +1,4 @@
-// A model from a file, which ModelTrial trains: TorchScript (script_model.h) or a program of torch.export
+// A model from a file, which ModelTrial trains: TorchScript (script_model.cpp) or a program of torch.export
 // (file_model.cpp). Training thread.
 #pragma once
 
@@ -91,6 +91,9 @@ class FileModel {
   virtual const char* extension() const = 0;
 };
 
+// Returns the type of the first parameter that requires a gradient.
+at::ScalarType trained_type(const torch::nn::Module& model);
+
 // ConfigError: those of ScriptModel and ExportedFile.
 std::unique_ptr<FileModel> load_model(const std::filesystem::path& file);
 
@@ -99,5 +102,9 @@ std::unique_ptr<FileModel> load_model(const std::filesystem::path& file);
 // tensor has to require a gradient; also if `trained` lacks a tensor or has one of another shape or type, or if the
 // file has none of the parameters that are trained, or is of another kind.
 std::unique_ptr<FileModel> load_eval_model(const std::filesystem::path& file, const FileModel& trained);
+
+// The same for files of TorchScript.
+std::unique_ptr<FileModel> make_script_model(const std::filesystem::path& file);
+std::unique_ptr<FileModel> make_script_model(const std::filesystem::path& file, const FileModel& trained);
 
 }  // namespace dtrain::worker

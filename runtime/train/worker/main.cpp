@@ -179,7 +179,7 @@ Json inspect_json(const ExportedModel& model) {
 
 std::string words(const Json& list) {
   std::vector<std::string> texts;
-  for (const Json& one : list) texts.push_back(one.is_string() ? one.get<std::string>() : one.dump());
+  for (const Json& item : list) texts.push_back(item.is_string() ? item.get<std::string>() : item.dump());
   return join(texts, ", ");
 }
 
@@ -198,8 +198,8 @@ std::string inspect_text(const Json& json) {
       << ", format " << json["format"].get<std::string>() << "\n";
   print_tensors(out, "inputs", json["inputs"]);
   const Json& outputs = json["outputs"];
-  const bool one = outputs.size() == 1 && outputs[0] == "";
-  out << "outputs\n  " << (one ? "one tensor" : words(outputs)) << "\n";
+  const bool is_single = outputs.size() == 1 && outputs[0] == "";
+  out << "outputs\n  " << (is_single ? "one tensor" : words(outputs)) << "\n";
   print_tensors(out, "parameters", json["parameters"]);
   if (!json["buffers"].empty()) print_tensors(out, "buffers", json["buffers"]);
   out << "operators\n";

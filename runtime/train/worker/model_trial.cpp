@@ -106,13 +106,6 @@ void freeze_others(torch::nn::Module& model, const std::string& patterns) {
   }
 }
 
-// Opens a data set. Field 0 is the features, field 1 the target; then come further inputs.
-std::shared_ptr<data::Dataset> read(const data::Format& format, const data::Source& source,
-                                    const std::vector<config::TransformStep>& transforms,
-                                    const data::HostShare& share) {
-  return data::open_source(format, source, config::transforms_of(transforms), share);
-}
-
 LoaderSettings settings_of(const config::LoaderKeys& keys) {
   return {.workers = keys.workers,
           .prefetch = keys.prefetch,
@@ -146,8 +139,8 @@ at::Tensor features_for_model(const Format& format, at::Tensor features, at::Sca
 // Refuses data.scale for a model with integer features, which gets the data's integers unchanged.
 void check_scale(const data::Format& format, const FileModel& model) {
   const bool scaled = std::visit(
-      [](const auto& one) {
-        if constexpr (requires { one.scale; }) return one.scale.has_value();
+      [](const auto& held) {
+        if constexpr (requires { held.scale; }) return held.scale.has_value();
         return false;
       },
       format);
@@ -292,10 +285,15 @@ void ModelTrial::wrap_optimizer() {
 }
 
 Loader ModelTrial::open_training_data() {
-  Loader loader =
-      context_.loader(read(fields_.format, job_.data.training, job_.data.transforms.training, context_.host_share()),
-                      settings_of(job_.data.loader));
-  check_batches(*loader, "data.training", *model_);
+  return open(job_.data.training, job_.data.transforms.training, settings_of(job_.data.loader), "data.training",
+              *model_);
+}
+
+Loader ModelTrial::open(const data::Source& source, const std::vector<config::TransformStep>& transforms,
+                        const LoaderSettings& settings, const char* key, const FileModel& model) {
+  Loader loader = context_.loader(
+      data::open_source(fields_.format, source, config::transforms_of(transforms), context_.host_share()), settings);
+  check_batches(*loader, key, model);
   return loader;
 }
 
@@ -322,10 +320,7 @@ Loader ModelTrial::validation_loader() {
   if (!job_.data.validation) return nullptr;
   LoaderSettings settings = settings_of(job_.data.loader);
   settings.shuffle = settings.drop_last = false;
-  Loader loader = context_.loader(
-      read(fields_.format, *job_.data.validation, job_.data.transforms.validation, context_.host_share()), settings);
-  check_batches(*loader, "data.validation", eval_model_ ? *eval_model_ : *model_);
-  return loader;
+  return open(*job_.data.validation, job_.data.transforms.validation, settings, "data.validation", evaluating_model());
 }
 
 std::vector<at::Tensor> ModelTrial::inputs(const Batch& batch) const {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "dtrain/config/model_job.h"
@@ -34,6 +33,9 @@ class ModelTrial final : public Trial {
   FileModel& evaluating_model() { return eval_model_ ? *eval_model_ : *model_; }
   void load_pair();
   Loader open_training_data();
+  // Opens a data set: field 0 is the features, field 1 the target; then come further inputs. `key`: the source's.
+  Loader open(const data::Source& source, const std::vector<config::TransformStep>& transforms,
+              const LoaderSettings& settings, const char* key, const FileModel& model);
   // ConfigError, on all ranks, unless `model` takes all batches of the loader, including all ranks' short last ones.
   void check_batches(const BatchSource& loader, const char* key, const FileModel& model) const;
   // Sets the optimizer, its groups and their schedules.

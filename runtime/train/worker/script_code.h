@@ -1,7 +1,6 @@
 // Reads the code of a TorchScript: what it does in both modes, what a CUDA graph cannot repeat, where it has failed.
 #pragma once
 
-#include <exception>
 #include <filesystem>
 #include <optional>
 #include <string>
