@@ -189,8 +189,10 @@ void look_at_outputs(Call& call, const std::vector<c10::IValue>& outputs) {
       written += bytes_of(tensor);
     });
   }
-  if (moved_nothing) call.count.bytes = 0;
-  if (moved_nothing) return;
+  if (moved_nothing) {
+    call.count.bytes = 0;
+    return;
+  }
   call.count.bytes += written;
   if (call.facts->gathers) call.count.bytes += written - call.first_bytes;
 }
@@ -306,10 +308,10 @@ void CountedBatches::end(std::int64_t batch, std::int64_t samples) {
   std::int64_t flops = 0;
   double seconds = 0;
   std::map<std::string, std::int64_t> by_type;
-  for (const profile::OperatorCount& one : operators) {
-    flops += one.flops;
-    seconds += one.seconds.value_or(0);
-    if (one.flops > 0) by_type[one.dtype] += one.flops;
+  for (const profile::OperatorCount& count : operators) {
+    flops += count.flops;
+    seconds += count.seconds.value_or(0);
+    if (count.flops > 0) by_type[count.dtype] += count.flops;
   }
   const auto all_samples = static_cast<double>(samples);
   ++counts_.counted;
