@@ -112,11 +112,12 @@ void MetricReducer::add_values(const Metrics& metrics, std::int64_t samples) {
       const auto restored = restored_.extract(name);
       sum = at::full({}, restored ? restored.mapped() : neutral(how), value.tensor().options().dtype(at::kDouble));
     }
-    const at::Tensor one = value.tensor().reshape({});
+    const at::Tensor number = value.tensor().reshape({});
     if (!is_extreme(how)) {
-      sum.add_(one, factor);
+      sum.add_(number, factor);
     } else {
-      sum.copy_(how == Reduction::kMin ? at::minimum(sum, one.to(at::kDouble)) : at::maximum(sum, one.to(at::kDouble)));
+      sum.copy_(how == Reduction::kMin ? at::minimum(sum, number.to(at::kDouble))
+                                       : at::maximum(sum, number.to(at::kDouble)));
     }
   }
 }

@@ -256,9 +256,9 @@ std::vector<at::Tensor> StepGraph::buffers() const {
 bool StepGraph::replaces_buffers(const HostState& before) const {
   const std::vector<at::Tensor> now = model_.buffers();
   return !std::equal(now.begin(), now.end(), before.buffers.begin(), before.buffers.end(),
-                     [](const at::Tensor& one, const at::Tensor& other) {
-                       return one.defined() == other.defined() &&
-                              (!one.defined() || one.data_ptr() == other.data_ptr());
+                     [](const at::Tensor& place, const at::Tensor& other) {
+                       return place.defined() == other.defined() &&
+                              (!place.defined() || place.data_ptr() == other.data_ptr());
                      });
 }
 

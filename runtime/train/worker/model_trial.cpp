@@ -128,7 +128,9 @@ template <class Format>
 at::Tensor features_for_model(const Format& format, at::Tensor features, at::ScalarType type) {
   std::optional<double> scale;
   if constexpr (requires { format.scale; }) scale = format.scale;
-  if (format.kImages && features.dim() == 3) features = features.unsqueeze(1);
+  if constexpr (requires { format.kImages; }) {
+    if (format.kImages && features.dim() == 3) features = features.unsqueeze(1);
+  }
   if (!at::isFloatingType(type)) return features;
   const bool bytes = features.scalar_type() == at::kByte;
   if (bytes || scale || features.is_floating_point()) features = features.to(type);
