@@ -298,6 +298,12 @@ void FlatParameters::take_over(std::size_t index) {
   values_of(parameter).copy_(parameter.tensor.detach());
 }
 
+void FlatParameters::take_over(const std::vector<std::uint8_t>& written) {
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    if (written[i]) take_over(i);
+  }
+}
+
 FlatParameters::ValuesInModel::ValuesInModel(FlatParameters& parameters) : parameters_(parameters) {
   const at::NoGradGuard no_grad;
   for (Parameter& parameter : parameters_.parameters_) put_into_model(parameter, parameters_.values_of(parameter));

@@ -117,6 +117,9 @@ class FlatParameters {
   void refresh();
   // To be called after the model has written this tensor: copies its contents to the values.
   void take_over(std::size_t parameter);
+  // The same for each parameter with a 1 (ParameterWatch::written()). Where the model computes with copies
+  // (channels_last), these alone hold what the model, or an optimizer of Python, has written since the last update.
+  void take_over(const std::vector<std::uint8_t>& written);
 
   // During its lifetime the model's tensors are other values than those with which it computes in training: those that
   // updates change, in their type, for writing files.

@@ -35,48 +35,45 @@ class WeightNames {
  public:
   explicit WeightNames(const config::InitialWeights& weights) : weights_(weights) {}
 
-  std::string in_model(const std::string& name_in_file);
+  std::string in_model(const std::string& name_in_file) {
+    std::string name = name_in_file;
+    if (!weights_.strip_prefix.empty() && name.starts_with(weights_.strip_prefix)) {
+      name.erase(0, weights_.strip_prefix.size());
+      stripped_ = true;
+    }
+    std::size_t chosen = weights_.rename.size();
+    for (std::size_t i = 0; i < weights_.rename.size(); ++i) {
+      const std::string& from = weights_.rename[i].first;
+      if (!name.starts_with(from)) continue;
+      renamed_[i] = true;
+      if (chosen == weights_.rename.size() || from.size() > weights_.rename[chosen].first.size()) chosen = i;
+    }
+    if (chosen == weights_.rename.size()) return name;
+    const auto& [from, to] = weights_.rename[chosen];
+    return to + name.substr(from.size());
+  }
+
   // ConfigError if no name began with strip_prefix, or with one of rename's beginnings. `file` is one of the files that
   // were read.
-  void check_used(const std::filesystem::path& file) const;
+  void check_used(const std::filesystem::path& file) const {
+    const auto refuse = [&](const std::string& key, const std::string& beginning) {
+      throw ConfigError("initial_weights." + key + ": no tensor of " + weights_.file.string() +
+                            " has a name that begins with '" + beginning + "'",
+                        "look at the names: python3 -c 'from safetensors import safe_open; "
+                        "print(safe_open(\"" +
+                            file.string() + "\", \"pt\").keys())'");
+    };
+    if (!weights_.strip_prefix.empty() && !stripped_) refuse("strip_prefix", weights_.strip_prefix);
+    for (std::size_t i = 0; i < renamed_.size(); ++i) {
+      if (!renamed_[i]) refuse("rename", weights_.rename[i].first);
+    }
+  }
 
  private:
   const config::InitialWeights& weights_;
   bool stripped_ = false;
   std::vector<bool> renamed_ = std::vector<bool>(weights_.rename.size());
 };
-
-std::string WeightNames::in_model(const std::string& name_in_file) {
-  std::string name = name_in_file;
-  if (!weights_.strip_prefix.empty() && name.starts_with(weights_.strip_prefix)) {
-    name.erase(0, weights_.strip_prefix.size());
-    stripped_ = true;
-  }
-  std::size_t chosen = weights_.rename.size();
-  for (std::size_t i = 0; i < weights_.rename.size(); ++i) {
-    const std::string& from = weights_.rename[i].first;
-    if (!name.starts_with(from)) continue;
-    renamed_[i] = true;
-    if (chosen == weights_.rename.size() || from.size() > weights_.rename[chosen].first.size()) chosen = i;
-  }
-  if (chosen == weights_.rename.size()) return name;
-  const auto& [from, to] = weights_.rename[chosen];
-  return to + name.substr(from.size());
-}
-
-void WeightNames::check_used(const std::filesystem::path& file) const {
-  const auto refuse = [&](const std::string& key, const std::string& beginning) {
-    throw ConfigError("initial_weights." + key + ": no tensor of " + weights_.file.string() +
-                          " has a name that begins with '" + beginning + "'",
-                      "look at the names: python3 -c 'from safetensors import safe_open; "
-                      "print(safe_open(\"" +
-                          file.string() + "\", \"pt\").keys())'");
-  };
-  if (!weights_.strip_prefix.empty() && !stripped_) refuse("strip_prefix", weights_.strip_prefix);
-  for (std::size_t i = 0; i < renamed_.size(); ++i) {
-    if (!renamed_[i]) refuse("rename", weights_.rename[i].first);
-  }
-}
 
 // A tensor in the files.
 struct Stored {

@@ -21,14 +21,6 @@ LocalStep::LocalStep(const StepParts& parts, LocalUpdate::Parts updated)
   parts_.watch.note(/*look_closer=*/false);
 }
 
-// Values that the model has written itself are in its own tensors alone.
-void LocalStep::take_over_written() {
-  const std::vector<std::uint8_t> written = parts_.watch.written();
-  for (std::size_t i = 0; i < written.size(); ++i) {
-    if (written[i]) parts_.parameters.take_over(i);
-  }
-}
-
 void LocalStep::step_models() {
   take(/*last=*/false);
   parts_.parameters.mark_changed(parameters_in_step_);
@@ -46,7 +38,7 @@ void LocalStep::take(bool last) {
     parts_.models.stepped();
   }
   const auto used = parts_.exchange.finish_local();
-  if (parts_.watch.any_written()) take_over_written();
+  if (parts_.watch.any_written()) parts_.parameters.take_over(parts_.watch.written());
   const auto norm = strategy_.update({.used = used,
                                       .correction = parts_.window.own_scale(),
                                       .max_norm = parts_.max_gradient_norm,

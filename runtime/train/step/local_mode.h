@@ -23,8 +23,6 @@ class LocalStep {
   void step_models();
 
  private:
-  void take_over_written();
-
   const StepParts parts_;
   LocalUpdate strategy_;
   std::vector<std::uint8_t> parameters_in_step_;  // set with several models

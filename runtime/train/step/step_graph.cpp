@@ -98,16 +98,9 @@ at::Tensor host_random_state() {
 }  // namespace
 
 bool wants_graphs(const run::RankSession& session) {
-  if (!session.gpu()) return false;
-  switch (session.experiment().optimizations.cuda_graphs) {
-    case config::CudaGraphs::kOff:
-      return false;
-    case config::CudaGraphs::kOn:
-      return true;
-    case config::CudaGraphs::kAuto:
-      break;
-  }
-  return session.experiment().model.has_value();
+  const config::CudaGraphs graphs = session.experiment().optimizations.cuda_graphs;
+  const bool by_default = graphs == config::CudaGraphs::kAuto && session.experiment().model.has_value();
+  return session.gpu() && (graphs == config::CudaGraphs::kOn || by_default);
 }
 
 StepGraph::StepGraph(run::RankSession& session, TrainingStep& step, const torch::nn::Module& model, c10::Device device)

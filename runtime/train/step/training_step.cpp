@@ -175,19 +175,14 @@ LossScalingReport* TrainingStep::begin_report(const StepOptions& options) {
   return &scaling_report_.emplace(run_, in_flight_, *scaler_, mode_of(options) == Mode::kLocal);
 }
 
-void TrainingStep::announce(bool has_batch, const Wishes& wishes, std::int64_t place) {
+void TrainingStep::announce(bool has_batch, Announcement mine, std::int64_t place) {
   if (has_batch) window_.add_batch();
   place_ = has_batch ? place : -1;
-  mode_->vote().announce({.has_batch = has_batch,
-                          .stop = wishes.stop,
-                          .trace = wishes.trace,
-                          .last_batch = window_.rounds_begun() - in_flight_.lag(),
-                          .saver_busy = wishes.saver_busy,
-                          .wants_checkpoint = wishes.wants_checkpoint,
-                          .fits_graph = wishes.fits_graph,
-                          .counts_for_all = wishes.counts_for_all,
-                          .rates = has_batch ? digest_of_rates(optimizer_) : 0,
-                          .place = static_cast<std::uint64_t>(place) + 1});
+  mine.has_batch = has_batch;
+  mine.last_batch = window_.rounds_begun() - in_flight_.lag();
+  mine.rates = has_batch ? digest_of_rates(optimizer_) : 0;
+  mine.place = static_cast<std::uint64_t>(place) + 1;
+  mode_->vote().announce(mine);
 }
 
 // Rates and places are compared when the ranks read the round, so all ranks come here together.
@@ -424,17 +419,8 @@ std::vector<at::Tensor> TrainingStep::weight_averages() {
   return averages;
 }
 
-// Where the model computes with copies (channels_last), the copies alone hold the values that the model, or an
-// optimizer of Python, has written since the last update.
-void TrainingStep::take_over_written() {
-  const std::vector<std::uint8_t> written = watch_.written();
-  for (std::size_t i = 0; i < written.size(); ++i) {
-    if (written[i]) parameters_.take_over(i);
-  }
-}
-
 void TrainingStep::visit(StateVisitor& visitor) {
-  if (!visitor.replaces()) take_over_written();
+  if (!visitor.replaces()) parameters_.take_over(watch_.written());
   ModelState rest(*model_);
   mode_->begin_visit(visitor);
   visitor.part("parameters", parameters_);
