@@ -14,6 +14,8 @@
 #include <ATen/core/jit_type.h>
 #include <torch/nn/module.h>
 
+#include "dtrain/train/trial.h"
+
 namespace dtrain::worker {
 
 // An output that the experiment names, by `loss.output` or in `loss.auxiliary`.
@@ -106,5 +108,8 @@ std::unique_ptr<FileModel> load_eval_model(const std::filesystem::path& file, co
 // The same for files of TorchScript.
 std::unique_ptr<FileModel> make_script_model(const std::filesystem::path& file);
 std::unique_ptr<FileModel> make_script_model(const std::filesystem::path& file, const FileModel& trained);
+
+// Returns the trial of a `model:` experiment. ConfigError: those of load_model(), and keys that do not fit the model.
+std::unique_ptr<Trial> make_model_trial(TrialContext& context);
 
 }  // namespace dtrain::worker

@@ -24,7 +24,6 @@
 #include "exported/exported_model.h"
 #include "model/weights.h"
 #include "worker/file_model.h"
-#include "worker/model_trial.h"
 
 namespace dtrain::worker {
 namespace {
@@ -283,6 +282,5 @@ int main(int argc, char** argv) {
     });
   }
   if (command == "--inspect") return run_command("dtrain", [&] { inspect(argc, argv); });
-  const auto make_trial = [](dtrain::TrialContext& context) { return std::make_unique<ModelTrial>(context); };
-  return dtrain::run_trial(argc, argv, make_trial, /*for_model=*/true);
+  return dtrain::run_trial(argc, argv, make_model_trial, /*for_model=*/true);
 }
