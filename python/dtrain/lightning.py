@@ -258,7 +258,7 @@ class Strategy(ParallelStrategy):
                               "start a new run, with trainer.fit(ckpt_path=…) and a checkpoint of ModelCheckpoint")
 
     def _put_back(self, values: dict[str, Any]) -> None:
-        """The state of the engine's optimizer within the training: LearningRateFinder puts it back after its trial."""
+        """The state of the engine's optimizer within the training: LearningRateFinder puts it back after its search."""
         optimizer, context = self.optimizers[0], self._session._loop.context
         optim.load_state_dict(optimizer, values)
         state = {name: (0, {of: torch.zeros_like(value) for of, value in tensors.items()})

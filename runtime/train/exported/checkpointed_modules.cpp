@@ -1,4 +1,4 @@
-#include "exported/checkpointed_modules.h"
+#include "exported/runner.h"
 
 #include <algorithm>
 #include <set>

@@ -19,7 +19,7 @@ constexpr int kDeepestGraph = 16;
 constexpr const char* kOperators = "torch.ops.";
 
 // These operators compare tensors with those of the export. They are left out, because mixed precision changes types,
-// the device may differ, and shape_check.h checks sizes.
+// the device may differ, and ShapeCheck checks sizes.
 constexpr std::array kAssertions{"aten._assert_tensor_metadata.default",
                                  "aten.sym_constrain_range.default",
                                  "aten.sym_constrain_range_for_size.default",

@@ -147,7 +147,7 @@ struct Program {
   std::vector<std::string> unread_guards;      // guards that Expression cannot parse
   std::map<std::string, std::string> classes;  // of modules: "layer1.0.conv1" -> "Conv2d"
   std::string why_no_evaluation;               // the continuation of "because"; empty: evaluation is possible
-  // Lines of Python that call a function with lost backward code or a module of another owner (backward.h).
+  // Lines of Python that call a function with lost backward code or a module of another owner (LostBackward).
   std::vector<std::string> suspected_backward;
   std::string torch_version;                           // PyTorch version of the export
   std::pair<std::int64_t, std::int64_t> schema{0, 0};  // major, minor
@@ -155,9 +155,9 @@ struct Program {
 
 // Reads an exported program from its archive: the graph, the names of its inputs and outputs, the constraints on its
 // sizes. Everything that is not supported is refused here, by name.
-
+//
 // ConfigError names everything that is not supported, or what is damaged, and for a program that `is_trained` also lost
-// backward code (backward.h). weights.h reads the tensors.
+// backward code (LostBackward). weights.h reads the tensors.
 Program read_program(const Archive& archive, bool is_trained);
 
 }  // namespace dtrain::exported

@@ -157,19 +157,15 @@ void Runner::number(const Instruction& instruction) {
   stack_.clear();
   for (const Operand& operand : instruction.operands) stack_.push_back(load(operand));
   IValue result;
-  switch (instruction.kind) {
-    case Kind::kNumber:
-      result = instruction.number(stack_);
-      break;
-    case Kind::kSize:
-      result = stack_[0].toTensor().size(stack_[1].toInt());
-      break;
-    case Kind::kAssert:
-      if (!stack_[0].toScalar().toBool())
-        throw Error(stack_[1].isString() ? stack_[1].toStringRef() : "a condition that it asserts does not hold");
-      break;
-    default:
-      result = std::move(stack_[0]);
+  if (instruction.kind == Kind::kNumber) {
+    result = instruction.number(stack_);
+  } else if (instruction.kind == Kind::kSize) {
+    result = stack_[0].toTensor().size(stack_[1].toInt());
+  } else if (instruction.kind == Kind::kAssert) {
+    if (!stack_[0].toScalar().toBool())
+      throw Error(stack_[1].isString() ? stack_[1].toStringRef() : "a condition that it asserts does not hold");
+  } else {
+    result = std::move(stack_[0]);
   }
   stack_.assign(1, std::move(result));
   put(instruction);
@@ -179,19 +175,14 @@ void Runner::run_instructions(std::size_t first, std::size_t last, bool training
   for (std::size_t i = first; i < last; ++i) {
     const Instruction& instruction = program_.instructions[i];
     failed_ = &instruction;
-    switch (instruction.kind) {
-      case Kind::kOperator:
-        call(instruction, training);
-        break;
-      case Kind::kSetGrad:
-      case Kind::kAutocast:
-        regions.begin(instruction);
-        break;
-      case Kind::kEndRegion:
-        regions.end();
-        break;
-      default:
-        number(instruction);
+    if (instruction.kind == Kind::kOperator) {
+      call(instruction, training);
+    } else if (instruction.kind == Kind::kSetGrad || instruction.kind == Kind::kAutocast) {
+      regions.begin(instruction);
+    } else if (instruction.kind == Kind::kEndRegion) {
+      regions.end();
+    } else {
+      number(instruction);
     }
   }
 }

@@ -23,17 +23,8 @@ bool is_extreme(Reduction reduction) {
 }
 
 const char* name_of(Reduction reduction) {
-  switch (reduction) {
-    case Reduction::kMean:
-      return "mean";
-    case Reduction::kSum:
-      return "sum";
-    case Reduction::kMin:
-      return "minimum";
-    case Reduction::kMax:
-      return "maximum";
-  }
-  return "unknown";
+  constexpr const char* kNames[] = {"mean", "sum", "minimum", "maximum"};
+  return kNames[static_cast<std::size_t>(reduction)];
 }
 
 double neutral(Reduction reduction) {

@@ -117,8 +117,8 @@ class CapturableStep {
  public:
   virtual ~CapturableStep() = default;
 
-  // True if the next step with a batch on every rank gives the device the same work as every later one: no trial of an
-  // alternative is running. The ranks may disagree.
+  // True if the next step with a batch on every rank gives the device the same work as every later one: no comparison
+  // of two ways to compute a step is running. The ranks may disagree.
   virtual bool settled() = 0;
 
   // Called around a batch whose work is captured. Error where the step does something that a graph would not repeat.

@@ -120,13 +120,13 @@ std::uint64_t digest_of_rates(const FlatOptimizer& optimizer) {
 std::unique_ptr<StepMode> make_mode(const StepParts& parts, const ExchangeParts& more, const StepOptions& options) {
   switch (mode_of(options)) {
     case Mode::kAlone:
-      return std::make_unique<AloneMode>(parts, options.strategy.sharded == config::ShardedOptimizer::kOn);
+      return make_alone_mode(parts, options.strategy.sharded == config::ShardedOptimizer::kOn);
     case Mode::kLocal:
-      return std::make_unique<LocalMode>(parts, *options.local_sgd, options.strategy.seed);
+      return make_local_mode(parts, *options.local_sgd, options.strategy.seed);
     case Mode::kExchange:
       break;
   }
-  return std::make_unique<ExchangeMode>(parts, more, options.strategy);
+  return make_exchange_mode(parts, more, options.strategy);
 }
 
 }  // namespace
@@ -142,7 +142,7 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
       optimizer_(flat_optimizer(wrapped, parameters_, options.ema)),
       exchange_(parameters_, run_.communicator, run_.device_communicator, run_.recorder),
       in_flight_(parameters_.memory().device(), run_.device_communicator, run_.recorder),
-      memory_format_(run_, parameters_, in_flight_, memory_format_options(options)),
+      memory_format_(run_, parameters_, in_flight_, options),
       scaler_(make_scaler(wrapped, options, parameters_)),
       watch_(*model_, parameters_),
       mode_(make_mode({.run = run_,

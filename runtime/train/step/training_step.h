@@ -18,6 +18,7 @@
 #include "run_services.h"
 #include "state_visitor.h"
 #include "step/aggregation_window.h"
+#include "step/memory_format.h"
 #include "step/stability.h"
 #include "step/step_mode.h"
 #include "step/step_options.h"

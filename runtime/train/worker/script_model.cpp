@@ -19,7 +19,6 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "worker/file_model.h"
-#include "worker/script_code.h"
 #include "worker/script_file.h"
 
 namespace dtrain::worker {
