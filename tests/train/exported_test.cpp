@@ -14,7 +14,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "exported/evaluation_mode.h"
-#include "exported/expression.h"
 #include "exported/model_json.h"
 
 namespace dtrain::exported {

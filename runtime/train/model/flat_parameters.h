@@ -55,6 +55,11 @@ class FlatParameters {
     bool narrow_gradient = false;  // keep_narrow_gradient() holds
     at::Tensor copy;               // in channels_last memory; `tensor` is a view of it; undefined: none
     const void* place = nullptr;   // address at which place() has put `tensor`
+
+    // Returns this parameter's view of a tensor that is laid out like its group's.
+    at::Tensor view_of(const at::Tensor& flat) const {
+      return flat.as_strided(gradient.sizes(), gradient.strides(), offset);
+    }
   };
   struct Group {
     at::ScalarType dtype;           // type of the values, which updates change
