@@ -1,5 +1,6 @@
 #include "exported/exported_model.h"
 
+#include <algorithm>
 #include <new>
 #include <sstream>
 #include <utility>
@@ -43,15 +44,12 @@ ExportedModel::ExportedModel(const fs::path& file)
     : archive_(file), program_(read_program(archive_, /*is_trained=*/true)), shapes_(program_) {
   const std::vector<at::Tensor> stored = own_tensors();
   make_tree(stored);
-  bool any = false, trainable = false;
-  for (const at::Tensor& parameter : tree_->parameters()) {
-    any = true;
-    trainable |= parameter.requires_grad();
-  }
-  if (!trainable) {
-    throw ConfigError(
-        "model: " + file.string() + " has " + (any ? "no parameter that requires a gradient" : "no parameters"),
-        "there is nothing to train: export it with requires_grad_(True) on what is to be trained");
+  const std::vector<at::Tensor> parameters = tree_->parameters();
+  const auto trains = [](const at::Tensor& parameter) { return parameter.requires_grad(); };
+  if (std::none_of(parameters.begin(), parameters.end(), trains)) {
+    throw ConfigError("model: " + file.string() + " has " +
+                          (parameters.empty() ? "no parameters" : "no parameter that requires a gradient"),
+                      "there is nothing to train: export it with requires_grad_(True) on what is to be trained");
   }
   runner_ = std::make_unique<Runner>(program_, stored);
 }

@@ -39,8 +39,8 @@ class ShapeCheck {
   std::vector<std::int64_t> sizes_;               // of the current batch
 };
 
-// A part of the program that keeps only its inputs, and is computed again in backward (gradient checkpointing): a run of
-// consecutive instructions of one chosen module.
+// A part of the program that keeps only its inputs, and is computed again in backward (gradient checkpointing): a run
+// of consecutive instructions of one chosen module.
 struct CheckpointedPart {
   std::string module;               // "blocks.0"
   std::size_t first = 0, last = 0;  // indices in Program::instructions; last is not included

@@ -118,14 +118,9 @@ std::uint64_t digest_of_rates(const FlatOptimizer& optimizer) {
 
 // Collective. The ranks' parameters are the same.
 std::unique_ptr<StepMode> make_mode(const StepParts& parts, const ExchangeParts& more, const StepOptions& options) {
-  switch (mode_of(options)) {
-    case Mode::kAlone:
-      return make_alone_mode(parts, options.strategy.sharded == config::ShardedOptimizer::kOn);
-    case Mode::kLocal:
-      return make_local_mode(parts, *options.local_sgd, options.strategy.seed);
-    case Mode::kExchange:
-      break;
-  }
+  const Mode mode = mode_of(options);
+  if (mode == Mode::kAlone) return make_alone_mode(parts, options.strategy.sharded == config::ShardedOptimizer::kOn);
+  if (mode == Mode::kLocal) return make_local_mode(parts, *options.local_sgd, options.strategy.seed);
   return make_exchange_mode(parts, more, options.strategy);
 }
 

@@ -1,5 +1,5 @@
-// Reads a TorchScript file (script_file.cpp; errors tell what another file is) and its code (script_code.cpp): what it does
-// in both modes, what a CUDA graph cannot repeat, where it has failed.
+// Reads a TorchScript file (script_file.cpp; errors tell what another file is) and its code (script_code.cpp): what it
+// does in both modes, what a CUDA graph cannot repeat, where it has failed.
 #pragma once
 
 #include <exception>
