@@ -90,13 +90,13 @@ std::optional<AttentionSizes> attention_sizes(Arguments arguments, std::size_t q
 }
 
 // Places: query, key, value of [batch, heads, length, features].
-std::int64_t attention(Arguments arguments) {
+std::int64_t attention_flops(Arguments arguments) {
   const auto sizes = attention_sizes(arguments, 0);
   return sizes ? 2 * sizes->pairs * (sizes->query_features + sizes->value_features) : 0;
 }
 
 // The same after the output's gradient: the scores again, and two products for each forward product.
-std::int64_t attention_backward(Arguments arguments) {
+std::int64_t attention_backward_flops(Arguments arguments) {
   const auto sizes = attention_sizes(arguments, 1);
   return sizes ? 2 * sizes->pairs * (3 * sizes->query_features + 2 * sizes->value_features) : 0;
 }
@@ -122,15 +122,15 @@ constexpr FlopFormula kFormulas[] = {
     {"aten::convolution", convolution, 0, true},
     {"aten::_convolution", convolution, 0, true},
     {"aten::convolution_backward", convolution_backward, 0, true},
-    {"aten::_scaled_dot_product_flash_attention", attention},
-    {"aten::_scaled_dot_product_efficient_attention", attention},
-    {"aten::_scaled_dot_product_cudnn_attention", attention},
-    {"aten::_scaled_dot_product_flash_attention_for_cpu", attention},
-    {"aten::_scaled_dot_product_flash_attention_backward", attention_backward},
-    {"aten::_scaled_dot_product_efficient_attention_backward", attention_backward},
-    {"aten::_scaled_dot_product_cudnn_attention_backward", attention_backward},
-    {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", attention_backward},
-    {"dtrain::attention_backward", attention_backward},
+    {"aten::_scaled_dot_product_flash_attention", attention_flops},
+    {"aten::_scaled_dot_product_efficient_attention", attention_flops},
+    {"aten::_scaled_dot_product_cudnn_attention", attention_flops},
+    {"aten::_scaled_dot_product_flash_attention_for_cpu", attention_flops},
+    {"aten::_scaled_dot_product_flash_attention_backward", attention_backward_flops},
+    {"aten::_scaled_dot_product_efficient_attention_backward", attention_backward_flops},
+    {"aten::_scaled_dot_product_cudnn_attention_backward", attention_backward_flops},
+    {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", attention_backward_flops},
+    {"dtrain::attention_backward", attention_backward_flops},
     {"dtrain::convolution_backward", convolution_backward, 0, true},
     {"aten::mkldnn_rnn_layer", recurrent_layer},
     {"aten::mkldnn_rnn_layer_backward", recurrent_layer_backward},
