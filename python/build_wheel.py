@@ -131,16 +131,16 @@ def use_older_wait(file: Path) -> None:
     need = needs[4]
     while True:
         aux, next_need = struct.unpack_from("<II", data, need + 8)
-        one = need + aux
+        entry = need + aux
         while True:
-            name, next_one = struct.unpack_from("<II", data, one + 8)
+            name, next_one = struct.unpack_from("<II", data, entry + 8)
             start = strings[4] + name
             if data[start:data.index(0, start)] == NEWER.encode():
-                struct.pack_into("<I", data, one, digest)
-                struct.pack_into("<I", data, one + 8, older + 1 - strings[4])
+                struct.pack_into("<I", data, entry, digest)
+                struct.pack_into("<I", data, entry + 8, older + 1 - strings[4])
             if not next_one:
                 break
-            one += next_one
+            entry += next_one
         if not next_need:
             break
         need += next_need

@@ -63,21 +63,21 @@ def of_this_machine() -> list[Interpreter]:
     """One of each version, whether or not it has headers; /usr/bin/python3 is the first."""
     found: dict[str, Interpreter] = {}
     for program in ("/usr/bin/python3", *(f"python{version}" for version in VERSIONS)):
-        one = ask(program)
-        if one is not None:
-            found.setdefault(one.version, one)
+        interpreter = ask(program)
+        if interpreter is not None:
+            found.setdefault(interpreter.version, interpreter)
     return list(found.values())
 
 
 def named(names: list[str]) -> list[Interpreter]:
     found: dict[str, Interpreter] = {}
     for name in names:
-        one = with_headers(Path(name)) if Path(name).is_dir() else ask(f"python{name}" if name[0].isdigit() else name)
-        if one is None:
+        interpreter = with_headers(Path(name)) if Path(name).is_dir() else ask(f"python{name}" if name[0].isdigit() else name)
+        if interpreter is None:
             sys.exit(f"interpreters: {name} is not a Python that runs: give its path, or put it into PATH")
-        if obstacle := one.obstacle():
+        if obstacle := interpreter.obstacle():
             sys.exit(f"interpreters: {name} cannot be used: {obstacle}")
-        found.setdefault(one.version, one)
+        found.setdefault(interpreter.version, interpreter)
     return list(found.values())
 
 
@@ -87,16 +87,16 @@ def main() -> None:
     else:
         chosen = []
         obstacles = dict.fromkeys(VERSIONS, "not in PATH")
-        for one in of_this_machine():
-            obstacles[one.version] = one.obstacle()
-            if obstacles[one.version] is None:
-                chosen.append(one)
+        for interpreter in of_this_machine():
+            obstacles[interpreter.version] = interpreter.obstacle()
+            if obstacles[interpreter.version] is None:
+                chosen.append(interpreter)
         if not chosen:
             sys.exit("interpreters: no Python here has headers: scripts/setup.sh build installs those of /usr/bin/python3")
         for version, obstacle in obstacles.items():
             if obstacle:
                 print(f"no module for Python {version}: {obstacle}", file=sys.stderr)
-    print(";".join(one.program for one in chosen))
+    print(";".join(interpreter.program for interpreter in chosen))
 
 
 if __name__ == "__main__":

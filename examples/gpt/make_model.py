@@ -1,4 +1,4 @@
-"""Writes the model of gpt.h as a TorchScript file, which `dtrain` trains by gpt_torchscript.yaml alone.
+"""Writes the model of main.cpp as a TorchScript file, which `dtrain` trains by gpt_torchscript.yaml alone.
 
     make_model.py [FILE] [--layers 4] [--heads 4] [--width 128] [--length 128] [--dropout 0] [--seed 0]
                                                         (default: gpt.pt beside this file)

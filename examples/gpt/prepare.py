@@ -21,7 +21,7 @@ def quotations():
     missing = [topic for topic in TOPICS if not (FORTUNES / topic).is_file()]
     if missing:
         sys.exit(f"prepare.py: {FORTUNES / missing[0]} is missing: apt install fortunes, or name files of text")
-    found = [one for topic in TOPICS for one in (FORTUNES / topic).read_bytes().split(b"\n%\n") if one.strip()]
+    found = [fortune for topic in TOPICS for fortune in (FORTUNES / topic).read_bytes().split(b"\n%\n") if fortune.strip()]
     random.Random(0).shuffle(found)
     return b"\n%\n".join(found).translate(None, b"\a\b")  # of terminals: bells, underlined letters
 

@@ -1,4 +1,4 @@
-# What python/extension/module.cpp defines. The package's own modules use it; a user's program uses the package.
+# What python/extension defines. The package's own modules use it; a user's program uses the package.
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar

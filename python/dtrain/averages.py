@@ -45,6 +45,12 @@ class _Entered:
         finally:
             self.leave()
 
+    def begin_batch(self, samples: int, share: float) -> None:
+        """What backward() is called for from now on: samples of this rank, and how much its loss counts."""
+        self._samples, self._share = samples, share
+        self.compare_calls()
+        self._batches += 1
+        self._done = 0
 
     def compare_calls(self) -> None:
         """RuntimeError if the ranks have not called backward() equally often for the batch that is over: one of a rank would be
@@ -52,7 +58,7 @@ class _Entered:
         if self._batches == 0 or self._world_size == 1 or self._loop.state == _State.ENDED:
             return
         with self._explained():
-            calls = [int(one) for one in self._context.all_gather(torch.tensor([self._done]))]
+            calls = [int(count) for count in self._context.all_gather(torch.tensor([self._done]))]
             if len(set(calls)) > 1:
                 raise _native.Error(f"the ranks entered different operations: {' and '.join(map(str, calls))} calls")
 
@@ -89,11 +95,7 @@ class AveragedBackward(_Entered):
         self._averaged.show_rate(optim.rate_of(optimizer))
 
     def begin_batch(self, samples: int, share: float) -> None:
-        """What backward() is called for from now on: samples of this rank, and how much its loss counts."""
-        self._samples, self._share = samples, share
-        self.compare_calls()
-        self._batches += 1
-        self._done = 0
+        super().begin_batch(samples, share)
         self._loop.open_batch(samples, -1)
 
     def backward(self, loss: torch.Tensor, retain_graph: bool) -> None:
@@ -101,7 +103,9 @@ class AveragedBackward(_Entered):
         self._open()
         if self._loop.state == _State.ENDED:  # stopped, or failed: the session leaves
             return
-        with self._gradients_apart(), self._explained():
+        with optim.gradients_apart(self._names), self._explained():
+            for parameter in self._names:
+                parameter.grad = None  # within it the engine's
             self._loop.backward(loss, self._share, False, retain_graph)
             self._loop.update()
         with torch.no_grad():
@@ -114,19 +118,6 @@ class AveragedBackward(_Entered):
         """Begins the engine's batch before the forward pass, where that can be: its profile has the time of each phase."""
         if self._loop.state in (_State.UPDATED, _State.READY):
             self._loop.open_batch(self._samples, -1)
-
-    @contextmanager
-    def _gradients_apart(self) -> Iterator[list[torch.nn.Parameter]]:
-        """Within it ``parameter.grad`` is the engine's, afterwards that of the optimizers again."""
-        parameters = list(self._names)
-        before = [parameter.grad for parameter in parameters]
-        try:
-            for parameter in parameters:
-                parameter.grad = None
-            yield parameters
-        finally:
-            for parameter, gradient in zip(parameters, before):
-                parameter.grad = gradient
 
     def _take(self) -> None:
         if not self._averaged.take_updated():
@@ -158,14 +149,8 @@ class LaterBackward(_Entered):
                 if context.world_size > 1 and tensor.numel() > 0:
                     tensor.copy_(self._broadcast(tensor))
 
-    def begin_batch(self, samples: int, share: float) -> None:
-        self._samples, self._share = samples, share
-        self.compare_calls()
-        self._batches += 1
-        self._done = 0
-
     def backward(self, loss: torch.Tensor, retain_graph: bool) -> None:
-        parameters = [one for one in self._module.parameters() if one.requires_grad]
+        parameters = [parameter for parameter in self._module.parameters() if parameter.requires_grad]
         # Not Tensor.backward(): it would call the engine's hooks of a module that the engine has trained.
         found = torch.autograd.grad(loss * self._share, parameters, retain_graph=retain_graph, allow_unused=True)
         with torch.no_grad(), self._explained():
@@ -176,7 +161,7 @@ class LaterBackward(_Entered):
 
     def _averaged(self, parameters: list[torch.nn.Parameter], found: list[Any]) -> list[Any]:
         """The means of all ranks; None for a parameter that no rank's loss depends on."""
-        flags = torch.tensor([float(one is not None) for one in found] + [float(self._wants_stop())])
+        flags = torch.tensor([float(gradient is not None) for gradient in found] + [float(self._wants_stop())])
         flags = self._context.all_reduce(flags, "sum")
         if flags[-1] > 0:
             self._stop()
@@ -186,10 +171,10 @@ class LaterBackward(_Entered):
             mine = [torch.zeros_like(parameters[index]) if found[index] is None else found[index].to_dense()
                     if found[index].layout != torch.strided else found[index] for index in chosen]
             if self._context.world_size > 1:
-                flat = self._context.all_reduce(torch.cat([one.reshape(-1) for one in mine]), "mean")
-                mine = [part.view_as(one) for part, one in zip(flat.split([one.numel() for one in mine]), mine)]
+                flat = self._context.all_reduce(torch.cat([gradient.reshape(-1) for gradient in mine]), "mean")
+                mine = [part.view_as(gradient) for part, gradient in zip(flat.split([gradient.numel() for gradient in mine]), mine)]
             else:
-                mine = [one.clone() for one in mine]  # autograd may give several parameters the same memory
+                mine = [gradient.clone() for gradient in mine]  # autograd may give several parameters the same memory
             for index, new in zip(chosen, mine):
                 found[index] = new
         return found

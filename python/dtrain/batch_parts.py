@@ -151,7 +151,7 @@ class BatchParts:
         if self._samples is not None:
             return int(self._samples(batch))
         names = {path for path, _ in leaves_of(batch)}
-        unknown = [name for name in self._whole if not any(one == name or one.startswith(name + "/") for one in names)]
+        unknown = [name for name in self._whole if not any(path == name or path.startswith(name + "/") for path in names)]
         if unknown and not self._is_known:
             raise DataError(f"dtrain.divisible(whole={list(self._whole)}): a batch has no '{unknown[0]}'; it has "
                             f"{', '.join(sorted(names)) or 'no named part'}")
@@ -215,7 +215,7 @@ class BatchParts:
             return
         if type(value) in (list, tuple) and fields and path not in self._holds_samples:
             found = [self._possible(_joined(path, name), part) for name, part in fields.items()]
-            may_be_fields = all(one is None or count in one for one in found) and any(one is not None for one in found)
+            may_be_fields = all(counts is None or count in counts for counts in found) and any(counts is not None for counts in found)
             may_be_samples = len(value) == count and self._may_hold_samples(path, value)
             if may_be_fields and may_be_samples:
                 raise DataError(f"{path or 'the batch'} is a {type(value).__name__} of {count}, and each of its elements has a first "
@@ -258,8 +258,8 @@ class BatchParts:
         sizes: dict[int, list[str]] = {}
         for path, value in leaves_of(batch):
             found = self._possible(path, value)
-            for one in found or ():
-                sizes.setdefault(one, []).append(path)
+            for size in found or ():
+                sizes.setdefault(size, []).append(path)
         unlike = ""
         numbers = sorted((len(paths) for paths in sizes.values()), reverse=True)
         if len(numbers) > 1 and numbers[0] > numbers[1]:

@@ -98,7 +98,7 @@ class _Indices(data.Sampler):
         self._sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         self.samplers = _samplers_of(loader)
         # Samplers of torch draw when they begin.
-        self._draws_later = any(not type(one).__module__.startswith("torch.utils.data") for one in self.samplers)
+        self._draws_later = any(not type(sampler).__module__.startswith("torch.utils.data") for sampler in self.samplers)
         self._seeds_workers = loader.num_workers > 0 and loader.worker_init_fn is None
         self.skip = 0
         #: Of the epoch under way: its first batch of all ranks; and of each batch that has not come out of the loader yet, the
@@ -173,7 +173,7 @@ def _batches_of(sampler: Any, fewest: int) -> int:
 def _samplers_of(loader: Any) -> list[Any]:
     batch_sampler = getattr(loader, "batch_sampler", None)
     samplers = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    return list({id(one): one for one in samplers if one is not None}.values())
+    return list({id(sampler): sampler for sampler in samplers if sampler is not None}.values())
 
 
 def _is_by_index(loader: Any) -> bool:
@@ -252,7 +252,7 @@ class Source:
         is_collated = getattr(loader, "collate_fn", None) is data.default_collate
         self._parts = BatchParts(self.batch_size, is_collated, **described.said)
         self._samplers = _samplers_of(loader) if isinstance(loader, data.DataLoader) else []
-        if not described.is_own and any(isinstance(one, data.distributed.DistributedSampler) for one in self._samplers):
+        if not described.is_own and any(isinstance(sampler, data.distributed.DistributedSampler) for sampler in self._samplers):
             raise ValueError("the loader has a DistributedSampler, and dtrain divides batches itself: "
                              "leave the sampler out, and use shuffle=True")
         self._indices = _Indices(self, loader, described.is_own) if _is_by_index(loader) else None
@@ -270,6 +270,12 @@ class Source:
             return len(loader)  # type: ignore[arg-type]
         except (TypeError, NotImplementedError):
             return None
+
+    def __len__(self) -> int:
+        length = self.length()
+        if length is None:
+            raise TypeError("the loader has no length")
+        return length
 
     def samples(self) -> int | None:
         return None
@@ -303,7 +309,7 @@ class Source:
 
     def _begin_samplers(self) -> None:
         key = self.key(self._is_own)
-        for holder in {id(one): one for one in (self._loader, *self._samplers, getattr(self._loader, "dataset", None))}.values():
+        for holder in {id(part): part for part in (self._loader, *self._samplers, getattr(self._loader, "dataset", None))}.values():
             if hasattr(holder, "set_epoch"):
                 holder.set_epoch(self._number)
         for sampler in self._samplers:
@@ -398,12 +404,12 @@ class Source:
         return [_Fact("the number of samples", samples), _Fact("the number of batches", -1 if length is None else length)]
 
     def _note_indices(self, first: Any) -> None:
-        indices = [_base_index(self._loader.dataset, one) for one in first] if isinstance(first, (list, tuple)) else []
-        numbers = [one if isinstance(one, int) else -1 for one in indices[:_SHOWN]]
+        indices = [_base_index(self._loader.dataset, index) for index in first] if isinstance(first, (list, tuple)) else []
+        numbers = [index if isinstance(index, int) else -1 for index in indices[:_SHOWN]]
         self._facts = [*self._lengths(), _Fact("a digest of the first batch's indices", zlib.crc32(repr(indices).encode())),
-                       *(_Fact(f"sample {place} of the first batch", one) for place, one in enumerate(numbers))]
+                       *(_Fact(f"sample {place} of the first batch", number) for place, number in enumerate(numbers))]
         tensors = getattr(_base(self._loader.dataset), "tensors", None)  # of a TensorDataset
-        if isinstance(tensors, tuple) and all(isinstance(one, torch.Tensor) for one in tensors):
+        if isinstance(tensors, tuple) and all(isinstance(tensor, torch.Tensor) for tensor in tensors):
             self._facts.append(_Fact("a digest of the data set's tensors", sum(map(_digest_of, tensors)), False))
 
     def _note_batch(self, batch: Any, count: int) -> None:

@@ -258,10 +258,10 @@ class Strategy(ParallelStrategy):
                               "start a new run, with trainer.fit(ckpt_path=…) and a checkpoint of ModelCheckpoint")
 
     def _put_back(self, values: dict[str, Any]) -> None:
-        """The state of the engine's optimizer within the training: LearningRateFinder puts it back after its trial."""
+        """The state of the engine's optimizer within the training: LearningRateFinder puts it back after its search."""
         optimizer, context = self.optimizers[0], self._session._loop.context
         optim.load_state_dict(optimizer, values)
-        state = {name: (0, {of: torch.zeros_like(one) for of, one in tensors.items()})
+        state = {name: (0, {of: torch.zeros_like(value) for of, value in tensors.items()})
                  for name, (_, tensors) in _native.read_optimizer_state(context).items()}
         _native.replace_optimizer_state(context, {**state, **optim.take_state(optimizer, self._session._context._names)})
 
@@ -355,10 +355,7 @@ class _Part:
         self._shares: deque[tuple[int, float]] = deque()
 
     def __len__(self) -> int:
-        length = self._source.length()
-        if length is None:
-            raise TypeError("the loader has no length")
-        return length
+        return len(self._source)
 
     def __iter__(self) -> Iterator[Any]:
         self._shares.clear()
@@ -406,7 +403,7 @@ class _Ranks(ClusterEnvironment):
     def __init__(self, session: sessions.Session) -> None:
         self._session = session
         host = zlib.crc32(socket.gethostname().encode())
-        hosts = [int(one) for one in session._context.all_gather(torch.tensor([host]))]
+        hosts = [int(other) for other in session._context.all_gather(torch.tensor([host]))]
         self._local_rank = hosts[:session.rank].count(host)
         self._node_rank = list(dict.fromkeys(hosts)).index(host)
 
@@ -443,7 +440,8 @@ def _steps_by_itself(trainer: Trainer, optimizers: list[torch.optim.Optimizer]) 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     """Whether its step() calls backward() itself, by a closure without which it cannot be called."""
     parameters = inspect.signature(optimizer.step).parameters.values()
-    return any(one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
+    return any(parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+               for parameter in parameters)
 
 
 @contextmanager

@@ -31,8 +31,8 @@ def refuse_parallel_around(model: torch.nn.Module | None) -> None:
     if model is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return
     itself = getattr(model, "_orig_mod", model)
-    for one in gc.get_objects():
-        if issubclass(type(one), DistributedDataParallel) and any(part is itself for part in one.modules()):
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), DistributedDataParallel) and any(part is itself for part in candidate.modules()):
             raise ConfigError("the script has put the model of session.wrap() into DistributedDataParallel, which changes the "
                               "gradients a second time\n  leave DistributedDataParallel out, and compute with the model that "
                               f"wrap() returns; {_PAGE}")
@@ -41,8 +41,8 @@ def refuse_parallel_around(model: torch.nn.Module | None) -> None:
 def refuse_sharded(model: torch.nn.Module) -> None:
     """ConfigError for parameters and buffers that are no plain tensors in memory, such as the DTensors of fully_shard()."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        kind = next((one.__name__ for one in type(tensor).__mro__ if "__torch_dispatch__" in vars(one)
-                     and one not in (torch.Tensor, torch.nn.Parameter)), None)
+        kind = next((base.__name__ for base in type(tensor).__mro__ if "__torch_dispatch__" in vars(base)
+                     and base not in (torch.Tensor, torch.nn.Parameter)), None)
         if kind == "DTensor":
             raise ConfigError(f"'{name}' of the model is a DTensor, as fully_shard() and parallelize_module() make them, and dtrain "
                               "shards what it updates itself\n  pass the model without them; optimizations.sharded_optimizer and "

@@ -1,7 +1,8 @@
 """torch.optim's optimizers in the engine's fused updates."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -63,7 +64,7 @@ def set_rate(group: dict[str, Any], rate: Any) -> None:
 def rate_of(optimizer: torch.optim.Optimizer) -> Callable[[], float]:
     """The learning rate of the first group that is trained, whenever it is called. load_state_dict() makes new groups."""
     shown = next((index for index, group in enumerate(optimizer.param_groups)
-                  if any(one.requires_grad for one in group["params"])), 0)
+                  if any(parameter.requires_grad for parameter in group["params"])), 0)
     return lambda: float(plain_number(optimizer.param_groups[shown].get("lr", 0.0)))
 
 
@@ -94,7 +95,8 @@ def beside(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
     in which they are trained with it."""
     known, modules = set(model.parameters()), {}
     for index, group in enumerate(optimizer.param_groups):
-        others = {str(number): one for number, one in enumerate(group["params"]) if one.requires_grad and one not in known}
+        others = {str(number): parameter for number, parameter in enumerate(group["params"])
+                  if parameter.requires_grad and parameter not in known}
         if others:
             module = modules[f"param_groups[{index}]"] = torch.nn.Module()
             module._parameters.update(others)
@@ -107,10 +109,10 @@ def refuse_others(optimizers: list[torch.optim.Optimizer], parameters: Any) -> N
     known = set(parameters)
     for optimizer in optimizers:
         for index, group in enumerate(optimizer.param_groups):
-            for number, one in enumerate(group["params"]):
-                if one.requires_grad and one not in known:
+            for number, parameter in enumerate(group["params"]):
+                if parameter.requires_grad and parameter not in known:
                     raise ConfigError(
-                        f"{type(optimizer).__name__}.param_groups[{index}]['params'][{number}] {list(one.shape)} is no parameter "
+                        f"{type(optimizer).__name__}.param_groups[{index}]['params'][{number}] {list(parameter.shape)} is no parameter "
                         "of the model that dtrain was given, and so would not be trained\n  make what it belongs to, such as a "
                         "loss, a part of that model: self.loss = loss in its constructor")
 
@@ -215,7 +217,7 @@ def load_own_state(optimizer: torch.optim.Optimizer, values: dict[str, Any]) -> 
 
 def kinds_of(objects: list[Any]) -> list[str]:
     """The names of their classes, beside whose state they are kept in checkpoints."""
-    return [type(one).__name__ for one in objects]
+    return [type(item).__name__ for item in objects]
 
 
 def no_state_of(optimizers: list[torch.optim.Optimizer]) -> ConfigError:
@@ -241,6 +243,17 @@ def other_schedulers(schedulers: list[Any], state: dict[str, Any]) -> str:
             f"{', '.join(kinds) or 'no scheduler'}")
 
 
+@contextmanager
+def gradients_apart(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
+    """Afterwards ``parameter.grad`` is what it was before."""
+    before = [(parameter, parameter.grad) for parameter in parameters]
+    try:
+        yield
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient
+
+
 class OwnSteps:
     """An optimizer that the engine does not compute: it steps by itself, on averaged gradients, on every rank alike."""
 
@@ -259,11 +272,7 @@ class OwnSteps:
         # The engine leaves a gradient where that of any rank was used. Optimizers leave out parameters without one.
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]
                       if self._names.get(p) in gradients and p.grad is not None]
-        before = [parameter.grad for parameter in parameters]
-        try:
+        with gradients_apart(parameters):
             for parameter in parameters:
                 parameter.grad = gradients[self._names[parameter]]
             self._step()
-        finally:
-            for parameter, gradient in zip(parameters, before):
-                parameter.grad = gradient

@@ -60,10 +60,7 @@ class ScriptLoader:
         self._steps_elsewhere = False  # the optimizer has stepped while no pass was under way
 
     def __len__(self) -> int:
-        length = self._source.length()
-        if length is None:
-            raise TypeError("the loader has no length")
-        return length
+        return len(self._source)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._wrapped, name)
@@ -213,7 +210,7 @@ class ScriptState:
                 "optimizer": self._optimizer.state_dict() if self._own_steps else None,
                 "rates": [optim.plain_number(group["lr"]) for group in self._optimizer.param_groups],
                 **(loader.state() if loader is not None else {"given": 0}),
-                "kept": {name: one.state_dict() for name, one in self._session._kept.items()},
+                "kept": {name: kept.state_dict() for name, kept in self._session._kept.items()},
                 "scheduler_kinds": optim.kinds_of(self._schedulers), "optimizer_kinds": optim.kinds_of([self._optimizer])}
 
     def load(self, state: Any) -> None:
@@ -249,9 +246,9 @@ class ScriptState:
         if self._restored is None:
             return
         saved = self._restored.get("kept", {})
-        for name, one in objects.items():
+        for name, kept in objects.items():
             if name in saved:
-                one.load_state_dict(saved[name])
+                kept.load_state_dict(saved[name])
 
     def _load_schedulers(self, warns: bool) -> None:
         state, warn, kept = self._restored, self._session._context._native.warn, self._session._kept

@@ -168,9 +168,9 @@ class Session(Collectives):
         """
         if self._has_begun:
             raise _native.ConfigError("session.keep() was called after the first batch: call it before")
-        for name, one in objects.items():
-            if not hasattr(one, "state_dict") or not hasattr(one, "load_state_dict"):
-                raise _native.ConfigError(f"session.keep({name}=…): a {type(one).__name__} has no state_dict() and "
+        for name, kept in objects.items():
+            if not hasattr(kept, "state_dict") or not hasattr(kept, "load_state_dict"):
+                raise _native.ConfigError(f"session.keep({name}=…): a {type(kept).__name__} has no state_dict() and "
                                           "load_state_dict()")
         self._kept |= objects
         if self._script_state is not None:
@@ -337,7 +337,7 @@ class Session(Collectives):
         names = self._context._names
         if inputs is not None and averages is None:
             given = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
-            if not any(one in names for one in given):
+            if not any(tensor in names for tensor in given):
                 return False
         if create_graph or inputs is not None:
             raise _native.ConfigError("backward(create_graph=True) and backward(inputs=…) are not supported by dtrain: take "

@@ -306,7 +306,7 @@ class Context:
 
     def _call_hooks(self, hooks: Callable[..., Any]) -> None:
         """Those of the optimizers, before or after a step of the engine's. Optimizers that step by themselves call theirs."""
-        if any(optim.has_hooks(one) for one in self._of_models):
+        if any(optim.has_hooks(optimizer) for optimizer in self._of_models):
             raise _native.ConfigError("an optimizer has hooks (register_step_pre_hook(), register_step_post_hook()), which a Trial "
                                       "with several models does not call: call what they do in train_batch()")
         for optimizer in self._computed:

@@ -1,21 +1,44 @@
-#include "data_sets.h"
+// dtrain's data sets for Python: threads of the engine read and transform them, and Python gets them without a copy.
 
 #include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
+#include "bindings.h"
 #include "device/device_feed.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/host/cpu.h"
 #include "dtrain/rank/rank_session.h"
+#include "values.h"
 
 namespace dtrain::python {
 namespace {
 
+namespace py = pybind11;
+
+// The settings of a loader that the keys of an experiment's `data` section do not have.
+struct LoaderPlace {
+  std::int64_t batch_size = 1;  // samples of all ranks together; divisible by their number
+  int rank = 0;
+  int world_size = 1;
+  std::uint64_t seed = 0;
+  std::chrono::nanoseconds timeout{0};  // 0: next() waits for ever
+};
+
+// `keys`: those of an experiment's `data` section, with those of the source beside the others instead of under
+// `training`: {"format": "image_folder", "folder": "photos", "transforms": […], "workers": 4}. Relative paths start
+// from `folder`. ConfigError names the wrong key.
 config::ModelData data_of(const Json& keys, const std::string& folder) {
   const std::vector<std::string> of_source = config::keys_of_sources();
   Json section = Json::object(), source = Json::object();
@@ -55,18 +78,55 @@ Loader loader_of(const config::ModelData& data, const LoaderPlace& place, int ra
       data::open_source(data.format, data.training, config::transforms_of(data.transforms.training), share), options);
 }
 
-}  // namespace
-
-Loader open_loader(const Json& keys, const std::string& folder, const LoaderPlace& place) {
-  return loader_of(data_of(keys, folder), place, place.world_size, data::no_sharing());
+// Opens a loader in a process without a run.
+Loader open_loader(py::handle keys, const std::string& folder, std::int64_t batch_size, int rank, int world_size,
+                   std::uint64_t seed, double timeout) {
+  const auto waits = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(timeout));
+  const Json json = json_from(keys);
+  const py::gil_scoped_release unlocked;
+  return loader_of(data_of(json, folder), {batch_size, rank, world_size, seed, waits}, world_size, data::no_sharing());
 }
 
-Loader open_data_set(TrialContext& context, const Json& keys, const std::string& folder, std::int64_t batch_size) {
+// Opens the batches of this rank of a run. A host has data in memory once. `batch_size`: of all ranks. Collective.
+Loader open_data_set(TrialContext& context, py::handle keys, const std::string& folder, std::int64_t batch_size) {
+  const Json json = json_from(keys);
+  const py::gil_scoped_release unlocked;
   const config::Experiment& experiment = context.session().experiment();
-  LoaderPlace place{batch_size, context.rank(), context.world_size(), experiment.experiment_seed, {}};
   // The timeout is a little shorter than that of the other ranks for this rank, so that the run ends with the cause.
-  place.timeout = experiment.communication_timeout * 9 / 10;
-  return loader_of(data_of(keys, folder), place, context.session().world().local_size, context.host_share());
+  const LoaderPlace place{batch_size, context.rank(), context.world_size(), experiment.experiment_seed,
+                          experiment.communication_timeout * 9 / 10};
+  return loader_of(data_of(json, folder), place, context.session().world().local_size, context.host_share());
+}
+
+}  // namespace
+
+void add_data_sets(py::module_& module) {
+  py::class_<BatchSource, Loader>(module, "Loader")
+      .def_property_readonly("length", &BatchSource::batches_per_epoch)
+      .def_property_readonly("left", &BatchSource::batches_left)
+      .def_property_readonly("samples", &BatchSource::samples_per_epoch)
+      .def_property_readonly("workers", &BatchSource::workers)
+      .def("start", &BatchSource::start_epoch_at, Unlocked())
+      .def("position", &BatchSource::position)
+      .def("go_on_from", &BatchSource::go_on_from, Unlocked())
+      .def("next", [](BatchSource& source) -> py::object {
+        std::optional<Batch> batch;
+        {
+          const py::gil_scoped_release unlocked;
+          batch = source.next();
+        }
+        if (!batch) return py::none();
+        py::dict fields;
+        for (std::size_t i = 0; i < batch->names.size(); ++i) {
+          fields[py::str(batch->names[i])] = py::cast(batch->tensors[i]);
+        }
+        py::list damages;
+        for (const data::SkippedSample& skipped : batch->skipped) damages.append(skipped.damage);
+        return py::make_tuple(fields, damages, batch->samples, batch->global_samples);
+      });
+  module.def("open_loader", &open_loader);
+  module.def("open_data_set", &open_data_set);
+  module.def("epoch_of", [](const std::string& position) { return data::LoaderState::parse(position).epoch; });
 }
 
 }  // namespace dtrain::python

@@ -1,7 +1,5 @@
 // The module dtrain._native, on which the Python modules in python/dtrain are based. Only those modules use it, so they
 // have the docstrings. Functions that may wait release the GIL.
-#include <algorithm>
-#include <chrono>
 #include <map>
 #include <memory>
 #include <optional>
@@ -12,26 +10,19 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "data_sets.h"
+#include "bindings.h"
 #include "dtrain/base/json.h"
 #include "dtrain/comm/control.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/rank_session.h"
-#include "dtrain/train/run_trial.h"
-#include "module_tree.h"
 #include "numerics/matmul_path.h"
-#include "optimizer_groups.h"
-#include "optimizer_state.h"
 #include "python_error.h"
-#include "python_trial.h"
-#include "script_loop.h"
 #include "values.h"
 
 namespace dtrain::python {
 namespace {
 
 namespace py = pybind11;
-using Unlocked = py::call_guard<py::gil_scoped_release>;
 
 // A scope for a `with` block.
 class HeldScope {
@@ -45,34 +36,6 @@ class HeldScope {
   std::string name_;
   std::unique_ptr<Scope> scope_;
 };
-
-BackwardOptions backward_options(std::optional<double> weight, std::vector<std::string> models, bool more_follows,
-                                 bool retain_graph) {
-  return {.weight = weight, .models = std::move(models), .more_follows = more_follows, .retain_graph = retain_graph};
-}
-
-// A model of torch.compile() keeps the strides that its weights had when it was compiled: those of convolutions must
-// not change, as they do where the engine tries channels_last.
-void keep_memory_format(TrialContext& context, const torch::nn::Module& model) {
-  const config::MemoryFormat format = context.session().experiment().optimizations.memory_format;
-  const auto parameters = model.parameters();
-  const bool convolves =
-      std::any_of(parameters.begin(), parameters.end(), [](const auto& one) { return one.dim() > 3; });
-  if (!convolves) return;
-  context.wrapped().keeps_memory_format = true;
-  if (format != config::MemoryFormat::kChannelsLast) return;
-  throw ConfigError("optimizations.memory_format is " + std::string(config::word_of(config::kMemoryFormats, format)) +
-                        ", and a model of torch.compile() with convolutions needs weights whose memory format stays",
-                    "leave optimizations.memory_format at auto");
-}
-
-void wrap_model(TrialContext& context, py::object module, const std::string& name, bool compiled,
-                const py::dict& beside) {
-  const auto tree = std::make_shared<ModuleTree>(std::move(module), beside);
-  if (compiled) keep_memory_format(context, *tree);
-  const py::gil_scoped_release unlocked;
-  name.empty() ? void(context.wrap_model(tree)) : void(context.wrap_model(name, tree));
-}
 
 void write_validation(TrialContext& context, std::int64_t batch, std::int64_t epoch, const py::dict& metrics) {
   std::map<std::string, double> values;
@@ -153,7 +116,7 @@ void add_context(py::module_& module) {
           "backward",
           [](TrialContext& context, const at::Tensor& loss, std::optional<double> weight,
              std::vector<std::string> models, bool more_follows, bool retain_graph) {
-            context.backward(loss, backward_options(weight, std::move(models), more_follows, retain_graph));
+            context.backward(loss, {weight, std::move(models), more_follows, retain_graph});
           },
           Unlocked())
       .def("step", &TrialContext::step, Unlocked())
@@ -181,168 +144,8 @@ void add_context(py::module_& module) {
           Unlocked())
       .def("save_checkpoint", &TrialContext::save_checkpoint)
       .def("add_callback",
-           [](TrialContext& context, py::object callback) {
-             context.add_callback(std::make_shared<PythonCallback>(std::move(callback)));
-           })
+           [](TrialContext& context, py::object callback) { context.add_callback(callback_of(std::move(callback))); })
       .def("write_validation", &write_validation);
-}
-
-void add_script_loop(py::module_& module) {
-  py::class_<ScriptLoop> loop(module, "ScriptLoop");
-  py::enum_<ScriptLoop::State>(loop, "State")
-      .value("SETTING_UP", ScriptLoop::State::kSettingUp)
-      .value("READY", ScriptLoop::State::kReady)
-      .value("FORWARD", ScriptLoop::State::kForward)
-      .value("BACKWARD", ScriptLoop::State::kBackward)
-      .value("UPDATED", ScriptLoop::State::kUpdated)
-      .value("ENDED", ScriptLoop::State::kEnded);
-  loop.def(py::init<std::vector<std::string>>(), Unlocked())
-      .def_property_readonly("state", &ScriptLoop::state)
-      .def_property_readonly("context", &ScriptLoop::context, py::return_value_policy::reference)
-      .def_property_readonly("exit_code", &ScriptLoop::exit_code)
-      .def_property_readonly("batches", &ScriptLoop::batches)
-      .def_property_readonly("epoch", &ScriptLoop::epoch)
-      .def_property_readonly("skipped_batches", &ScriptLoop::skipped_batches)
-      .def("begin", &ScriptLoop::begin, Unlocked())
-      .def("expect_batch", &ScriptLoop::expect_batch, Unlocked())
-      .def("open_batch", &ScriptLoop::open_batch, Unlocked())
-      .def("reaches_model", &ScriptLoop::reaches_model)
-      .def(
-          "backward",
-          [](ScriptLoop& self, const at::Tensor& loss, double share, bool more_follows, bool retain_graph) {
-            self.backward(loss, share, backward_options({}, {}, more_follows, retain_graph));
-          },
-          Unlocked())
-      .def("drop_gradients", &ScriptLoop::drop_gradients, Unlocked())
-      .def("update", &ScriptLoop::update, Unlocked())
-      .def("end_batch", &ScriptLoop::end_batch, Unlocked())
-      .def("end_epoch", &ScriptLoop::end_epoch, Unlocked())
-      .def("finish", &ScriptLoop::finish, Unlocked())
-      .def("fail", &ScriptLoop::fail, Unlocked())
-      .def("after_update",
-           [](ScriptLoop& self, py::object hook) {
-             const py::handle call = hook.release();  // Python's modules live as long as the process
-             self.after_update(
-                 [call] { call_python("the optimizer", [&] { py::reinterpret_borrow<py::object>(call)(); }); });
-           })
-      .def("keep_state", [](ScriptLoop& self, py::object save, py::object load) {
-        // Python's modules live as long as the process.
-        const py::handle save_from = save.release();
-        const py::handle load_into = load.release();
-        self.keep_state(
-            [save_from] {
-              return call_python("saving the script's state",
-                                 [&] { return state_from(py::reinterpret_borrow<py::object>(save_from)()); });
-            },
-            [load_into](const TrialState& state) {
-              call_python("restoring the script's state",
-                          [&] { py::reinterpret_borrow<py::object>(load_into)(state_to_python(state)); });
-            });
-      });
-}
-
-int run_python_trial(const py::object& make, std::vector<std::string> arguments) {
-  std::vector<char*> argv;
-  for (std::string& argument : arguments) argv.push_back(argument.data());
-  argv.push_back(nullptr);
-  int code = 0;
-  {
-    const py::gil_scoped_release unlocked;
-    code = run_trial(
-        static_cast<int>(arguments.size()), argv.data(),
-        [&](TrialContext& context) -> std::unique_ptr<Trial> { return std::make_unique<PythonTrial>(make, context); });
-  }
-  const int wanted = exit_code_asked_for().value_or(0);
-  return code != 0 && wanted != 0 ? wanted : code;
-}
-
-// Converts Python's form of the state: {"layers.0.weight": (updates, {"exp_avg": tensor})}.
-std::map<std::string, ParameterState> states_from(const py::dict& values) {
-  std::map<std::string, ParameterState> result;
-  for (const auto& [name, value] : values) {
-    const auto pair = py::reinterpret_borrow<py::tuple>(value);
-    result[py::cast<std::string>(name)] = {py::cast<std::int64_t>(pair[0]),
-                                           py::cast<std::map<std::string, at::Tensor>>(pair[1])};
-  }
-  return result;
-}
-
-void add_data_sets(py::module_& module) {
-  py::class_<BatchSource, Loader>(module, "Loader")
-      .def_property_readonly("length", &BatchSource::batches_per_epoch)
-      .def_property_readonly("left", &BatchSource::batches_left)
-      .def_property_readonly("samples", &BatchSource::samples_per_epoch)
-      .def_property_readonly("workers", &BatchSource::workers)
-      .def("start", &BatchSource::start_epoch_at, Unlocked())
-      .def("position", &BatchSource::position)
-      .def("go_on_from", &BatchSource::go_on_from, Unlocked())
-      .def("next", [](BatchSource& source) -> py::object {
-        std::optional<Batch> batch;
-        {
-          const py::gil_scoped_release unlocked;
-          batch = source.next();
-        }
-        if (!batch) return py::none();
-        py::dict fields;
-        for (std::size_t i = 0; i < batch->names.size(); ++i) {
-          fields[py::str(batch->names[i])] = py::cast(batch->tensors[i]);
-        }
-        py::list damages;
-        for (const data::SkippedSample& skipped : batch->skipped) damages.append(skipped.damage);
-        return py::make_tuple(fields, damages, batch->samples, batch->global_samples);
-      });
-  module.def("open_loader", [](py::handle keys, const std::string& folder, std::int64_t batch_size, int rank,
-                               int world_size, std::uint64_t seed, double timeout) {
-    const auto waits = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(timeout));
-    const Json json = json_from(keys);
-    const py::gil_scoped_release unlocked;
-    return open_loader(json, folder, {batch_size, rank, world_size, seed, waits});
-  });
-  module.def("epoch_of", [](const std::string& position) { return data::LoaderState::parse(position).epoch; });
-  module.def("open_data_set",
-             [](TrialContext& context, py::handle keys, const std::string& folder, std::int64_t batch_size) {
-               const Json json = json_from(keys);
-               const py::gil_scoped_release unlocked;
-               return open_data_set(context, json, folder, batch_size);
-             });
-}
-
-void add_optimizer_state(py::module_& module) {
-  module.def("read_optimizer_state", [](TrialContext& context) {
-    std::map<std::string, ParameterState> state;
-    {
-      const py::gil_scoped_release unlocked;
-      state = read_optimizer_state(context, /*whole=*/true);
-    }
-    py::dict result;
-    for (const auto& [name, of] : state) result[py::str(name)] = py::make_tuple(of.updates, py::cast(of.tensors));
-    return result;
-  });
-  module.def("optimizer_steps", [](TrialContext& context) {
-    OptimizerSteps steps;
-    {
-      const py::gil_scoped_release unlocked;
-      steps = optimizer_steps(context);
-    }
-    return py::make_tuple(steps.made, steps.open_batches);
-  });
-  module.def("replace_optimizer_state", [](TrialContext& context, const py::dict& values) {
-    const auto state = states_from(values);
-    const py::gil_scoped_release unlocked;
-    replace_optimizer_state(context, state);
-  });
-  py::class_<AveragedGradients>(module, "AveragedGradients")
-      .def(py::init<TrialContext&>(), py::keep_alive<1, 2>())
-      .def("take_updated", &AveragedGradients::take_updated)
-      .def("show_rate",
-           [](AveragedGradients& self, py::object rate) {
-             const py::handle call = rate.release();  // Python's modules live as long as the process
-             self.show_rate([call](std::int64_t) {
-               return call_python("reading the learning rate",
-                                  [&] { return py::cast<double>(py::reinterpret_borrow<py::object>(call)()); });
-             });
-           })
-      .def("gradients", &AveragedGradients::gradients, Unlocked());
 }
 
 }  // namespace
@@ -354,7 +157,7 @@ PYBIND11_MODULE(_native, module) {
   add_script_loop(module);
   add_data_sets(module);
   add_optimizer_state(module);
-  module.def("run_trial", &run_python_trial);
+  add_trial(module);
 }
 
 }  // namespace dtrain::python

@@ -1,4 +1,5 @@
-#include "optimizer_groups.h"
+// Converts torch.optim's optimizers to the engine's: the settings of each parameter group, and learning rates that
+// follow the values that Python writes into param_groups.
 
 #include <algorithm>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "bindings.h"
 #include "dtrain/base/choices.h"
 #include "dtrain/base/error.h"
 #include "dtrain/config/keys.h"
@@ -65,12 +67,7 @@ Optimizer optimizer_of(const std::string& kind, const py::dict& values) {
 // Shares a parameter group of Python's optimizer; the deleter takes the GIL.
 std::shared_ptr<py::object> shared(py::object object) {
   return {new py::object(std::move(object)), [](py::object* held) {
-            if (!Py_IsInitialized()) {
-              held->release();
-            } else {
-              const py::gil_scoped_acquire gil;
-              *held = py::object();
-            }
+            let_go({held});
             delete held;
           }};
 }
@@ -97,7 +94,7 @@ std::optional<double> limit_in(const py::dict& group, const char* key) {
 bool trains(const py::dict& group) {
   const auto parameters = py::reinterpret_borrow<py::list>(group["params"]);
   return std::any_of(parameters.begin(), parameters.end(),
-                     [](py::handle one) { return THPVariable_Unpack(one.ptr()).requires_grad(); });
+                     [](py::handle tensor) { return THPVariable_Unpack(tensor.ptr()).requires_grad(); });
 }
 
 ParameterGroup::Includes includes(const py::dict& group) {

@@ -55,6 +55,15 @@ void rethrow(const std::string& what, py::error_already_set& error) {
   throw Error(what + " failed in Python:\n" + traceback_of(error));
 }
 
+void let_go(std::initializer_list<py::object*> objects) {
+  if (!Py_IsInitialized()) {
+    for (py::object* object : objects) object->release();
+    return;
+  }
+  const py::gil_scoped_acquire gil;
+  for (py::object* object : objects) *object = py::object();
+}
+
 std::optional<int> exit_code_asked_for() {
   return asked_exit_code();
 }

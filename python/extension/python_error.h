@@ -1,6 +1,8 @@
-// Converts exceptions of Python code to the engine's errors; the message has Python's traceback once.
+// Calls Python code from the engine: its exceptions become the engine's errors, with Python's traceback once in the
+// message.
 #pragma once
 
+#include <initializer_list>
 #include <optional>
 #include <string>
 
@@ -27,6 +29,9 @@ auto call_python(const std::string& what, const Function& function) {
     rethrow(what, error);
   }
 }
+
+// Releases Python's objects with the GIL; at the end of the process they are leaked.
+void let_go(std::initializer_list<pybind11::object*> objects);
 
 // Makes dtrain.Error, dtrain.ConfigError and dtrain.DataError in the module, and translates the engine's errors to
 // them.

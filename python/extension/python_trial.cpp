@@ -1,26 +1,23 @@
-#include "python_trial.h"
-
+// A trial in Python: the engine's calls of a Trial become calls of a Python object's methods.
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "bindings.h"
+#include "dtrain/train/run_trial.h"
 #include "python_error.h"
+#include "values.h"
 
 namespace dtrain::python {
-
-namespace py = pybind11;
-
 namespace {
 
-// Releases Python's objects with the GIL; at the end of the process they are leaked.
-void let_go(std::initializer_list<py::object*> objects) {
-  if (!Py_IsInitialized()) {
-    for (py::object* object : objects) object->release();
-    return;
-  }
-  const py::gil_scoped_acquire gil;
-  for (py::object* object : objects) *object = py::object();
-}
+namespace py = pybind11;
 
 // Makes what a method of a Python callback gets besides batch and epoch.
 struct Given {
@@ -41,117 +38,155 @@ struct Given {
   }
 };
 
+// The batches of a Python object with these methods (dtrain/division.py):
+// epoch(number: int, skip: int) -> iterator     length() -> int | None     samples() -> int | None and, for the last
+// returned batch, `count` (Batch::samples) and `global_samples`.
+class PythonSource final : public BatchSource {
+ public:
+  explicit PythonSource(py::object source) : source_(std::move(source)) {}
+  ~PythonSource() override {
+    let_go({&batches_, &source_});
+    if (!Py_IsInitialized()) return;
+    const py::gil_scoped_acquire gil;
+    structure_.reset();
+  }
+  void start_epoch(std::int64_t epoch) override { start_epoch_at(epoch, 0); }
+  void start_epoch_at(std::int64_t epoch, std::int64_t batches) override {
+    call_python("the loader", [&] { batches_ = source_.attr("epoch")(epoch, batches); });
+  }
+  std::optional<Batch> next() override {
+    return call_python("the loader", [&]() -> std::optional<Batch> {
+      PyObject* next = PyIter_Next(batches_.ptr());
+      if (!next && PyErr_Occurred()) throw py::error_already_set();
+      if (!next) return std::nullopt;
+      Batch batch = PythonBatch::flatten(py::reinterpret_steal<py::object>(next), structure_);
+      batch.samples = py::cast<std::int64_t>(source_.attr("count"));
+      batch.global_samples = py::cast<std::int64_t>(source_.attr("global_samples"));
+      return batch;
+    });
+  }
+  std::optional<std::int64_t> batches_per_epoch() const override { return number("length"); }
+  std::optional<std::int64_t> samples_per_epoch() const override { return number("samples"); }
+
+  // The structure of the last batch.
+  const PythonBatch& structure() const { return *structure_; }
+
+ private:
+  std::optional<std::int64_t> number(const char* method) const {
+    return call_python("the loader", [&]() -> std::optional<std::int64_t> {
+      const py::object value = source_.attr(method)();
+      if (value.is_none()) return std::nullopt;
+      return py::cast<std::int64_t>(value);
+    });
+  }
+
+  py::object source_;
+  py::object batches_;  // the iterator of the epoch
+  std::shared_ptr<PythonBatch> structure_;
+};
+
+// A Python object with the methods of dtrain.Callback.
+class PythonCallback final : public Callback {
+ public:
+  explicit PythonCallback(py::object callback)
+      : callback_(std::move(callback)), name_(py::cast<std::string>(py::type::of(callback_).attr("__name__"))) {}
+  ~PythonCallback() override { let_go({&callback_}); }
+  std::string name() const override { return name_; }
+  void receive(const Event& event) override {
+    call_python(name_ + "." + event.function + "()", [&] {
+      callback_.attr(event.function)(event.position.batch, event.position.epoch, *std::visit(Given(), event.given));
+    });
+  }
+  TrialState save_state() override {
+    return call_python(name_ + ".state_dict()", [&] { return state_from(callback_.attr("state_dict")()); });
+  }
+  void load_state(const TrialState& state) override {
+    call_python(name_ + ".load_state_dict()", [&] { callback_.attr("load_state_dict")(state_to_python(state)); });
+  }
+
+ private:
+  py::object callback_;
+  std::string name_;
+};
+
+class PythonTrial final : public Trial {
+ public:
+  // `make` is called with the context and returns the trial (dtrain/trial.py).
+  PythonTrial(const py::object& make, TrialContext& context) {
+    call_python("the trial's constructor", [&] {
+      trial_ = make(py::cast(&context, py::return_value_policy::reference));
+      name_ = py::cast<std::string>(trial_.attr("name"));
+    });
+  }
+  ~PythonTrial() override { let_go({&trial_}); }
+  Loader training_loader() override { return training_ = source("training_loader"); }
+  Loader validation_loader() override { return validation_ = source("validation_loader"); }
+  Metrics train_batch(const Batch& batch) override {
+    return call_python("train_batch()", [&] {
+      return metrics_from(trial_.attr("train_batch")(training_->structure().with(batch.tensors)));
+    });
+  }
+  Metrics evaluate_batch(const Batch& batch) override {
+    return call_python("evaluate_batch()", [&] {
+      return metrics_from(trial_.attr("evaluate_batch")(validation_->structure().with(batch.tensors)));
+    });
+  }
+  std::string why_not_repeatable() const override {
+    return "the trial is written in Python, where a step may differ from the last one";
+  }
+  std::vector<std::filesystem::path> save_more(const std::filesystem::path& folder) override {
+    return call_python("save_more()", [&] {
+      std::vector<std::filesystem::path> paths;
+      for (const auto& path : trial_.attr("save_more")(folder.string()))
+        paths.push_back(py::cast<std::string>(py::str(path)));
+      return paths;
+    });
+  }
+  TrialState save_state() override {
+    return call_python("state_dict()", [&] { return state_from(trial_.attr("state_dict")()); });
+  }
+  void load_state(const TrialState& state) override {
+    call_python("load_state_dict()", [&] { trial_.attr("load_state_dict")(state_to_python(state)); });
+  }
+  std::string state_owner() const override { return "the trial " + name_ + " in Python"; }
+
+ private:
+  std::shared_ptr<PythonSource> source(const char* method) {
+    return call_python(std::string(method) + "()", [&]() -> std::shared_ptr<PythonSource> {
+      py::object loader = trial_.attr(method)();
+      return loader.is_none() ? nullptr : std::make_shared<PythonSource>(std::move(loader));
+    });
+  }
+
+  py::object trial_;
+  std::string name_;  // name of its class
+  std::shared_ptr<PythonSource> training_;
+  std::shared_ptr<PythonSource> validation_;  // null: nothing is validated
+};
+
+int run_python_trial(const py::object& make, std::vector<std::string> arguments) {
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  int code = 0;
+  {
+    const py::gil_scoped_release unlocked;
+    code = run_trial(
+        static_cast<int>(arguments.size()), argv.data(),
+        [&](TrialContext& context) -> std::unique_ptr<Trial> { return std::make_unique<PythonTrial>(make, context); });
+  }
+  const int wanted = exit_code_asked_for().value_or(0);
+  return code != 0 && wanted != 0 ? wanted : code;
+}
+
 }  // namespace
 
-PythonSource::PythonSource(py::object source) : source_(std::move(source)) {}
-
-PythonSource::~PythonSource() {
-  let_go({&batches_, &source_});
-  if (!Py_IsInitialized()) return;
-  const py::gil_scoped_acquire gil;
-  structure_.reset();
+std::shared_ptr<Callback> callback_of(py::object callback) {
+  return std::make_shared<PythonCallback>(std::move(callback));
 }
 
-void PythonSource::start_epoch_at(std::int64_t epoch, std::int64_t batches) {
-  call_python("the loader", [&] { batches_ = source_.attr("epoch")(epoch, batches); });
-}
-
-std::optional<Batch> PythonSource::next() {
-  return call_python("the loader", [&]() -> std::optional<Batch> {
-    PyObject* next = PyIter_Next(batches_.ptr());
-    if (!next && PyErr_Occurred()) throw py::error_already_set();
-    if (!next) return std::nullopt;
-    Batch batch = PythonBatch::flatten(py::reinterpret_steal<py::object>(next), structure_);
-    batch.samples = py::cast<std::int64_t>(source_.attr("count"));
-    batch.global_samples = py::cast<std::int64_t>(source_.attr("global_samples"));
-    return batch;
-  });
-}
-
-std::optional<std::int64_t> PythonSource::number(const char* method) const {
-  return call_python("the loader", [&]() -> std::optional<std::int64_t> {
-    const py::object value = source_.attr(method)();
-    if (value.is_none()) return std::nullopt;
-    return py::cast<std::int64_t>(value);
-  });
-}
-
-PythonCallback::PythonCallback(py::object callback)
-    : callback_(std::move(callback)), name_(py::cast<std::string>(py::type::of(callback_).attr("__name__"))) {}
-
-PythonCallback::~PythonCallback() {
-  let_go({&callback_});
-}
-
-void PythonCallback::receive(const Event& event) {
-  call_python(name_ + "." + event.function + "()", [&] {
-    callback_.attr(event.function)(event.position.batch, event.position.epoch, *std::visit(Given(), event.given));
-  });
-}
-
-TrialState PythonCallback::save_state() {
-  return call_python(name_ + ".state_dict()", [&] { return state_from(callback_.attr("state_dict")()); });
-}
-
-void PythonCallback::load_state(const TrialState& state) {
-  call_python(name_ + ".load_state_dict()", [&] { callback_.attr("load_state_dict")(state_to_python(state)); });
-}
-
-PythonTrial::PythonTrial(const py::object& make, TrialContext& context) {
-  call_python("the trial's constructor", [&] {
-    trial_ = make(py::cast(&context, py::return_value_policy::reference));
-    name_ = py::cast<std::string>(trial_.attr("name"));
-  });
-}
-
-PythonTrial::~PythonTrial() {
-  let_go({&trial_});
-}
-
-std::shared_ptr<PythonSource> PythonTrial::source(const char* method) {
-  return call_python(std::string(method) + "()", [&]() -> std::shared_ptr<PythonSource> {
-    py::object loader = trial_.attr(method)();
-    return loader.is_none() ? nullptr : std::make_shared<PythonSource>(std::move(loader));
-  });
-}
-
-Loader PythonTrial::training_loader() {
-  training_ = source("training_loader");
-  return training_;
-}
-
-Loader PythonTrial::validation_loader() {
-  validation_ = source("validation_loader");
-  return validation_;
-}
-
-Metrics PythonTrial::train_batch(const Batch& batch) {
-  return call_python("train_batch()", [&] {
-    return metrics_from(trial_.attr("train_batch")(training_->structure().with(batch.tensors)));
-  });
-}
-
-Metrics PythonTrial::evaluate_batch(const Batch& batch) {
-  return call_python("evaluate_batch()", [&] {
-    return metrics_from(trial_.attr("evaluate_batch")(validation_->structure().with(batch.tensors)));
-  });
-}
-
-std::vector<std::filesystem::path> PythonTrial::save_more(const std::filesystem::path& folder) {
-  return call_python("save_more()", [&] {
-    std::vector<std::filesystem::path> paths;
-    for (const auto& path : trial_.attr("save_more")(folder.string()))
-      paths.push_back(py::cast<std::string>(py::str(path)));
-    return paths;
-  });
-}
-
-TrialState PythonTrial::save_state() {
-  return call_python("state_dict()", [&] { return state_from(trial_.attr("state_dict")()); });
-}
-
-void PythonTrial::load_state(const TrialState& state) {
-  call_python("load_state_dict()", [&] { trial_.attr("load_state_dict")(state_to_python(state)); });
+void add_trial(py::module_& module) {
+  module.def("run_trial", &run_python_trial);
 }
 
 }  // namespace dtrain::python

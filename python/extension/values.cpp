@@ -92,12 +92,12 @@ py::object with_finite_numbers(py::handle value) {
   }
   if (py::isinstance<py::dict>(value)) {
     py::dict result;
-    for (const auto& [key, one] : py::reinterpret_borrow<py::dict>(value)) result[key] = with_finite_numbers(one);
+    for (const auto& [key, item] : py::reinterpret_borrow<py::dict>(value)) result[key] = with_finite_numbers(item);
     return result;
   }
   if (py::isinstance<py::list>(value) || py::isinstance<py::tuple>(value)) {
     py::list result;
-    for (const py::handle one : value) result.append(with_finite_numbers(one));
+    for (const py::handle item : value) result.append(with_finite_numbers(item));
     return result;
   }
   return py::reinterpret_borrow<py::object>(value);

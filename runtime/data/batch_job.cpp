@@ -116,9 +116,9 @@ std::string BatchJob::in_reading() {
   if (reading_.empty()) return "the batch is being completed";
   const auto [first, count] = *reading_.begin();
   const std::string where = dataset_.where_unread(samples_[first]);
-  const std::string one = "sample " + std::to_string(samples_[first]) + (where.empty() ? "" : " (" + where + ")");
-  return count == 1 ? one + " is being read"
-                    : "of " + std::to_string(count) + " samples one is being read; the first is " + one;
+  const std::string sample = "sample " + std::to_string(samples_[first]) + (where.empty() ? "" : " (" + where + ")");
+  return count == 1 ? sample + " is being read"
+                    : "of " + std::to_string(count) + " samples one is being read; the first is " + sample;
 }
 
 void BatchJob::read_one_by_one(std::size_t first, std::size_t count, const std::exception_ptr& error) {
@@ -217,9 +217,9 @@ std::shared_ptr<std::byte> BatchPool::take(std::size_t bytes) {
   {
     const std::lock_guard lock(mutex_);
     auto best = idle_.end();
-    for (auto one = idle_.begin(); one != idle_.end(); ++one) {
-      const bool fits = one->bytes >= bytes && one->bytes / 2 <= bytes;
-      if (fits && (best == idle_.end() || one->bytes <= best->bytes)) best = one;
+    for (auto buffer = idle_.begin(); buffer != idle_.end(); ++buffer) {
+      const bool fits = buffer->bytes >= bytes && buffer->bytes / 2 <= bytes;
+      if (fits && (best == idle_.end() || buffer->bytes <= best->bytes)) best = buffer;
     }
     if (best != idle_.end()) {
       buffer = *best;

@@ -70,6 +70,11 @@ void DataFile::fail(std::uint64_t offset, const std::string& what, const std::st
   throw DataError(path_.string() + ": offset " + std::to_string(offset) + ": " + what, remedy);
 }
 
+void check_index(std::int64_t index, std::int64_t size) {
+  if (index >= 0 && index < size) return;
+  throw DataError("sample " + std::to_string(index) + " of a data set of " + std::to_string(size));
+}
+
 std::string dimension_is_zero(std::size_t dimension) {
   const std::string which = "dimension " + std::to_string(dimension + 1) + " is 0";
   return dimension == 0 ? "the file is empty: it holds no sample (" + which + ")" : which + ": its samples are empty";
@@ -93,17 +98,20 @@ static_assert(std::endian::native == std::endian::little,
 
 constexpr std::int64_t kPieceBytes = 1 << 20;
 
-std::int64_t size_of_token(TokenType type) {
+// Calls `use` with a number of the tokens' type.
+template <typename Use>
+auto with_token(TokenType type, const Use& use) {
   switch (type) {
     case TokenType::kUint16:
-      return sizeof(std::uint16_t);
+      return use(std::uint16_t{});
     case TokenType::kUint32:
+      return use(std::uint32_t{});
     case TokenType::kInt32:
-      return sizeof(std::uint32_t);
+      return use(std::int32_t{});
     case TokenType::kInt64:
-      return sizeof(std::int64_t);
+      return use(std::int64_t{});
   }
-  return 0;
+  throw DataError("unknown type of tokens " + std::to_string(static_cast<int>(type)));
 }
 
 constexpr std::size_t kPiece = std::size_t{1} << 20;
@@ -242,7 +250,9 @@ std::size_t ByteSource::read_inflated(std::span<std::byte> into) {
 }
 
 TokenFile::TokenFile(const std::filesystem::path& path, TokenType type)
-    : file_(path), type_(type), token_bytes_(size_of_token(type)) {
+    : file_(path),
+      type_(type),
+      token_bytes_(with_token(type, [](auto token) { return static_cast<std::int64_t>(sizeof token); })) {
   const auto bytes = static_cast<std::uint64_t>(token_bytes_);
   if (file_.size() % bytes != 0) {
     file_.fail(file_.size() / bytes * bytes,
@@ -254,16 +264,7 @@ TokenFile::TokenFile(const std::filesystem::path& path, TokenType type)
 }
 
 void TokenFile::read(std::int64_t first, std::span<std::int64_t> into) const {
-  switch (type_) {
-    case TokenType::kUint16:
-      return read_as<std::uint16_t>(first, into);
-    case TokenType::kUint32:
-      return read_as<std::uint32_t>(first, into);
-    case TokenType::kInt32:
-      return read_as<std::int32_t>(first, into);
-    case TokenType::kInt64:
-      return read_as<std::int64_t>(first, into);
-  }
+  with_token(type_, [&]<typename Token>(Token) { read_as<Token>(first, into); });
 }
 
 // The file's bytes are read into the end of `into` and widened from the front. No write overwrites a token that is
@@ -286,16 +287,7 @@ void TokenFile::read_as(std::int64_t first, std::span<std::int64_t> into) const 
 }
 
 void TokenFile::find(std::int64_t wanted, const std::function<void(std::int64_t token)>& found) const {
-  switch (type_) {
-    case TokenType::kUint16:
-      return find_as<std::uint16_t>(wanted, found);
-    case TokenType::kUint32:
-      return find_as<std::uint32_t>(wanted, found);
-    case TokenType::kInt32:
-      return find_as<std::int32_t>(wanted, found);
-    case TokenType::kInt64:
-      return find_as<std::int64_t>(wanted, found);
-  }
+  with_token(type_, [&]<typename Token>(Token) { find_as<Token>(wanted, found); });
 }
 
 template <typename Token>

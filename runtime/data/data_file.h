@@ -41,6 +41,9 @@ class DataFile {
   std::uint64_t size_ = 0;
 };
 
+// DataError unless the index is that of a sample in a data set of this size.
+void check_index(std::int64_t index, std::int64_t size);
+
 // Returns the error for an array whose dimension number `dimension`, from 0, is 0; the first counts the samples.
 std::string dimension_is_zero(std::size_t dimension);
 
@@ -125,8 +128,8 @@ class CsvRows {
   std::optional<std::string_view> next_line();
   std::optional<std::size_t> find_end();
   bool read_more();
-  [[noreturn]] void fail_next(const std::string& what,
-                              const std::string& remedy = {});  // about the row that begins at begin_
+  // Throws an error about the row that begins at begin_.
+  [[noreturn]] void fail_next(const std::string& what, const std::string& remedy = {});
 
   ByteSource source_;
   const char delimiter_;

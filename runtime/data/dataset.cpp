@@ -5,34 +5,27 @@
 
 namespace dtrain::data {
 
+namespace {
+
+struct TypeFacts {
+  const char* name = "unknown";
+  std::size_t bytes = 0;
+};
+
+TypeFacts facts_of(ElementType type) {
+  constexpr TypeFacts kFacts[]{{"uint8", 1}, {"int32", 4}, {"int64", 8}, {"float32", 4}, {"float64", 8}};
+  const auto number = static_cast<std::size_t>(type);  // of a data set in shared memory, which may be damaged
+  return number < std::size(kFacts) ? kFacts[number] : TypeFacts();
+}
+
+}  // namespace
+
 std::size_t size_of(ElementType type) {
-  switch (type) {
-    case ElementType::kUint8:
-      return 1;
-    case ElementType::kInt32:
-    case ElementType::kFloat32:
-      return 4;
-    case ElementType::kInt64:
-    case ElementType::kFloat64:
-      return 8;
-  }
-  return 0;
+  return facts_of(type).bytes;
 }
 
 const char* name_of(ElementType type) {
-  switch (type) {
-    case ElementType::kUint8:
-      return "uint8";
-    case ElementType::kInt32:
-      return "int32";
-    case ElementType::kInt64:
-      return "int64";
-    case ElementType::kFloat32:
-      return "float32";
-    case ElementType::kFloat64:
-      return "float64";
-  }
-  return "unknown";
+  return facts_of(type).name;
 }
 
 bool Field::is_fixed() const {

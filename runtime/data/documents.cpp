@@ -126,7 +126,8 @@ class TokenRanges final : public SampleSource {
   const std::vector<std::string>& names() const override { return names_; }
 
   Sample read(const Pass&, std::int64_t index) const override {
-    Value tokens = Value::make(ElementType::kInt64, {tokens_of(checked(index))});
+    check_index(index, size());
+    Value tokens = Value::make(ElementType::kInt64, {tokens_of(index)});
     const auto count = static_cast<std::size_t>(tokens.elements());
     file_of(index).read(first_[place(index)], {reinterpret_cast<std::int64_t*>(tokens.data.get()), count});
     return {index, {std::move(tokens)}};
@@ -146,16 +147,13 @@ class TokenRanges final : public SampleSource {
     }
   }
   std::string where(std::int64_t index) const override {
-    const TokenFile& file = file_of(checked(index));
+    check_index(index, size());
+    const TokenFile& file = file_of(index);
     return file.file().path().string() + ", offset " + std::to_string(file.offset_of(first_[place(index)]));
   }
 
  private:
   static std::size_t place(std::int64_t index) { return static_cast<std::size_t>(index); }
-  std::int64_t checked(std::int64_t index) const {
-    if (index >= 0 && index < size()) return index;
-    throw DataError("sample " + std::to_string(index) + " of a data set of " + std::to_string(size()));
-  }
   template <typename Number>
   std::span<const Number> column(std::size_t field) const {
     const std::span<const std::byte> bytes = std::as_const(memory_).column(field);
@@ -222,17 +220,10 @@ void fill(std::span<std::int64_t> padding, std::int64_t number) {
   std::fill(padding.begin(), padding.end(), number);
 }
 
-// The fields of a batch, each int64 [samples, length].
-class Rows {
- public:
-  explicit Rows(std::size_t length) : length_(length) {}
-  std::span<std::int64_t> row(std::byte* memory, std::size_t number) const {
-    return {reinterpret_cast<std::int64_t*>(memory) + number * length_, length_};
-  }
-
- private:
-  std::size_t length_;
-};
+// Returns row `number` of a field of a batch: int64 [samples, length].
+std::span<std::int64_t> row_of(std::byte* field, std::size_t number, std::size_t length) {
+  return {reinterpret_cast<std::int64_t*>(field) + number * length, length};
+}
 
 std::size_t rounded_up(std::size_t length, std::int64_t multiple_of) {
   const auto multiple = static_cast<std::size_t>(multiple_of);
@@ -250,7 +241,6 @@ HostBatch padded(const std::vector<Sample>& samples, const PadToLongest& setting
     batch.shapes.push_back(std::move(shape));
     return batch.fields.back().get();
   };
-  const Rows rows(length);
   const auto extent = static_cast<std::int64_t>(length);
   std::byte* const features = add({extent}, samples.size() * length);
   std::byte* const targets = add({extent}, samples.size() * length);
@@ -259,14 +249,14 @@ HostBatch padded(const std::vector<Sample>& samples, const PadToLongest& setting
   for (std::size_t i = 0; i < samples.size(); ++i) {
     const std::span<const std::int64_t> tokens = tokens_of(samples[i]);
     const std::size_t own = tokens.size() - 1;
-    const std::span<std::int64_t> feature = rows.row(features, i), target = rows.row(targets, i);
+    const std::span<std::int64_t> feature = row_of(features, i, length), target = row_of(targets, i, length);
     std::copy(tokens.begin(), tokens.end() - 1, feature.begin());
     std::copy(tokens.begin() + 1, tokens.end(), target.begin());
     fill(feature.subspan(own), settings.pad_token);
     fill(target.subspan(own), settings.pad_target);
     if (mask) {
-      fill(rows.row(mask, i).first(own), 1);
-      fill(rows.row(mask, i).subspan(own), 0);
+      fill(row_of(mask, i, length).first(own), 1);
+      fill(row_of(mask, i, length).subspan(own), 0);
     }
     if (lengths) reinterpret_cast<std::int64_t*>(lengths)[i] = static_cast<std::int64_t>(own);
   }
@@ -275,9 +265,8 @@ HostBatch padded(const std::vector<Sample>& samples, const PadToLongest& setting
 
 void pack(std::span<const std::int64_t> tokens, const PackTokens& settings, std::size_t length,
           std::span<std::byte* const> outputs) {
-  const Rows rows(length);
   const std::size_t own = tokens.size() - 1;
-  const std::span<std::int64_t> feature = rows.row(outputs[0], 0), target = rows.row(outputs[1], 0);
+  const std::span<std::int64_t> feature = row_of(outputs[0], 0, length), target = row_of(outputs[1], 0, length);
   std::copy(tokens.begin(), tokens.end() - 1, feature.begin());
   std::copy(tokens.begin() + 1, tokens.end(), target.begin());
   fill(feature.subspan(own), settings.pad_token);
@@ -287,15 +276,15 @@ void pack(std::span<const std::int64_t> tokens, const PackTokens& settings, std:
   std::byte* const documents = settings.documents ? outputs[next++] : nullptr;
   std::int64_t position = 0, document = 0;
   for (std::size_t i = 0; i < own; ++i) {
-    if (positions) rows.row(positions, 0)[i] = position;
-    if (documents) rows.row(documents, 0)[i] = document;
+    if (positions) row_of(positions, 0, length)[i] = position;
+    if (documents) row_of(documents, 0, length)[i] = document;
     const bool ends = tokens[i] == settings.end_token;
     if (ends) target[i] = settings.pad_target;  // the next token belongs to the next document
     position = ends ? 0 : position + 1;
     document += ends ? 1 : 0;
   }
-  if (positions) fill(rows.row(positions, 0).subspan(own), 0);
-  if (documents) fill(rows.row(documents, 0).subspan(own), kNoDocument);
+  if (positions) fill(row_of(positions, 0, length).subspan(own), 0);
+  if (documents) fill(row_of(documents, 0, length).subspan(own), kNoDocument);
 }
 
 }  // namespace

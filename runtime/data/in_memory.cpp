@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "data_file.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 
@@ -86,11 +87,7 @@ InMemoryDataset::InMemoryDataset(SharedMemory memory) : memory_(std::move(memory
 }
 
 void InMemoryDataset::read(std::span<const std::int64_t> samples, std::span<std::byte* const> outputs) const {
-  for (const auto sample : samples) {
-    if (sample < 0 || sample >= size_) {
-      throw DataError("sample " + std::to_string(sample) + " of a data set of " + std::to_string(size_));
-    }
-  }
+  for (const auto sample : samples) check_index(sample, size_);
   for (std::size_t f = 0; f < fields_.size(); ++f) {
     const auto bytes = fields_[f].bytes();
     const auto* source = memory_.data() + offsets_[f];

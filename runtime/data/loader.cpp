@@ -333,7 +333,7 @@ void SampleLoader::start_epoch(std::int64_t epoch, std::int64_t position) {
 
 void SampleLoader::restore(const LoaderState& state) {
   if (state.seed != impl_->options.seed || state.order != order()) {
-    const auto text = [](const LoaderState& one) { return one.order + ", seed " + std::to_string(one.seed); };
+    const auto text = [](const LoaderState& state) { return state.order + ", seed " + std::to_string(state.seed); };
     throw DataError("the samples had the order of " + text(state) + " and have that of " +
                         text({.seed = impl_->options.seed, .order = order()}) +
                         " now: the rest of the epoch cannot be told from what has been read",

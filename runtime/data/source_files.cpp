@@ -96,9 +96,7 @@ class Concatenated final : public Dataset {
     return sample >= begin_[part] && sample < begin_[part + 1];
   }
   std::size_t part_of(std::int64_t sample) const {
-    if (sample < 0 || sample >= size()) {
-      throw DataError("sample " + std::to_string(sample) + " of a data set of " + std::to_string(size()));
-    }
+    check_index(sample, size());
     return static_cast<std::size_t>(std::upper_bound(begin_.begin(), begin_.end(), sample) - begin_.begin()) - 1;
   }
 
@@ -128,9 +126,9 @@ std::vector<std::string> expanded(const std::string& pattern) {
   const auto close = open == std::string::npos ? open : pattern.find('}', open);
   if (close == std::string::npos) return {pattern};
   std::vector<std::string> all;
-  for (const std::string& one : alternatives_of(pattern.substr(open + 1, close - open - 1))) {
+  for (const std::string& alternative : alternatives_of(pattern.substr(open + 1, close - open - 1))) {
     for (const std::string& rest : expanded(pattern.substr(close + 1))) {
-      all.push_back(pattern.substr(0, open) + one + rest);
+      all.push_back(pattern.substr(0, open) + alternative + rest);
       if (all.size() > kMostFiles)
         throw DataError(pattern + ": names more than " + std::to_string(kMostFiles) + " files");
     }
@@ -181,9 +179,9 @@ std::shared_ptr<Dataset> open_files(const Source& source, std::span<const Source
   }
   std::vector<std::shared_ptr<Dataset>> parts;
   for (std::size_t i = 0; i < count; ++i) {
-    Source one = source;
-    for (const auto& [key, paths] : files) one[key] = paths[i].string();
-    parts.push_back(open(one));
+    Source part = source;
+    for (const auto& [key, paths] : files) part[key] = paths[i].string();
+    parts.push_back(open(part));
   }
   return concatenated(std::move(parts));
 }
@@ -215,9 +213,8 @@ void tell_left_out(const std::string& source, const std::string& left_out) {
 
 std::vector<std::filesystem::path> files_named(const std::string& pattern) {
   std::vector<std::filesystem::path> files;
-  for (const std::string& one : expanded(pattern)) {
-    const std::vector<std::filesystem::path> matching =
-        matching_files(one);  // a missing file is an error when it is opened
+  for (const std::string& path : expanded(pattern)) {
+    const auto matching = matching_files(path);  // a missing file is an error when it is opened
     files.insert(files.end(), matching.begin(), matching.end());
   }
   std::sort(files.begin(), files.end());
@@ -244,11 +241,7 @@ std::uint64_t ArrayFiles::offset_of(std::size_t array, std::int64_t sample) cons
 }
 
 void ArrayFiles::read(std::span<const std::int64_t> samples, std::span<std::byte* const> outputs) const {
-  for (const std::int64_t sample : samples) {
-    if (sample < 0 || sample >= size_) {
-      throw DataError("sample " + std::to_string(sample) + " of a data set of " + std::to_string(size_));
-    }
-  }
+  for (const std::int64_t sample : samples) check_index(sample, size_);
   for (std::size_t i = 0; i < samples.size();) {
     std::size_t run = 1;  // consecutive samples are read at once
     while (i + run < samples.size() && samples[i + run] == samples[i] + static_cast<std::int64_t>(run)) ++run;

@@ -14,7 +14,6 @@
 
 #include "dtrain/base/error.h"
 #include "exported/archive.h"
-#include "exported/shape_check.h"
 #include "support.h"
 
 // libtorch's reader of archives leaks its tables where its constructor throws: once for a file that is refused.

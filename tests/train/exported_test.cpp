@@ -13,9 +13,7 @@
 #include "../harness/temporary_folder.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "exported/checkpointed_modules.h"
 #include "exported/evaluation_mode.h"
-#include "exported/expression.h"
 #include "exported/model_json.h"
 
 namespace dtrain::exported {

@@ -211,8 +211,8 @@ std::shared_ptr<Dataset> Csv::open(const Source& source, const HostShare& share)
                            target_column, target_is == CsvTarget::kClass};
   std::vector<std::string> first_header;
   std::filesystem::path first;
-  return open_files(source, kSource, [&](const Source& one) {
-    const std::filesystem::path file = one.at("file");
+  return open_files(source, kSource, [&](const Source& part) {
+    const std::filesystem::path file = part.at("file");
     if (header) {
       std::vector<std::string> own = header_of(file, options.delimiter);
       if (first.empty()) {

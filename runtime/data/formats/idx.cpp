@@ -24,30 +24,12 @@ struct IdxHeader {
 };
 
 std::string hex(std::span<const std::byte> bytes) {
-  constexpr auto kDigits = "0123456789abcdef";
-  std::string text = "0x";
-  for (const auto byte : bytes) {
-    text += kDigits[std::to_integer<int>(byte) >> 4];
-    text += kDigits[std::to_integer<int>(byte) & 15];
-  }
-  return text;
+  return "0x" + to_hex({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
 
 std::string type_name(int code) {
-  switch (code) {
-    case 0x09:
-      return "signed byte";
-    case 0x0b:
-      return "16-bit integer";
-    case 0x0c:
-      return "32-bit integer";
-    case 0x0d:
-      return "float";
-    case 0x0e:
-      return "double";
-    default:
-      return "unknown";
-  }
+  constexpr std::array kNames{"signed byte", "unknown", "16-bit integer", "32-bit integer", "float", "double"};
+  return code >= 0x09 && code <= 0x0e ? kNames[static_cast<std::size_t>(code - 0x09)] : "unknown";
 }
 
 std::string describe_shape(const std::vector<std::int64_t>& dimensions) {
@@ -150,8 +132,8 @@ std::shared_ptr<Dataset> read_idx(const std::filesystem::path& images, const std
 }
 
 std::shared_ptr<Dataset> Idx::open(const Source& source, const HostShare& share) const {
-  return open_files(source, kSource, [&](const Source& one) -> std::shared_ptr<Dataset> {
-    return read_idx(one.at("features"), one.at("target"), share);
+  return open_files(source, kSource, [&](const Source& part) -> std::shared_ptr<Dataset> {
+    return read_idx(part.at("features"), part.at("target"), share);
   });
 }
 

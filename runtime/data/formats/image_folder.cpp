@@ -6,7 +6,6 @@
 #include <array>
 #include <iterator>
 #include <map>
-#include <system_error>
 #include <utility>
 
 #include "data_file.h"
@@ -109,9 +108,7 @@ class FolderSamples final : public SampleSource {
 
   // Returns the path of the file.
   std::string where(std::int64_t index) const override {
-    if (index < 0 || index >= size()) {
-      throw DataError("sample " + std::to_string(index) + " of a data set of " + std::to_string(size()));
-    }
+    check_index(index, size());
     const auto at = static_cast<std::size_t>(index);
     return paths_.substr(ends_[at], ends_[at + 1] - ends_[at]);
   }
@@ -158,9 +155,9 @@ void check_same_classes(const std::filesystem::path& training, const std::filesy
   } catch (const std::filesystem::filesystem_error& error) {
     throw unreadable(error.path1(), error);
   }
-  const auto only_in = [](const std::vector<std::string>& one, const std::vector<std::string>& other) {
+  const auto only_in = [](const std::vector<std::string>& has, const std::vector<std::string>& lacks) {
     std::vector<std::string> names;
-    std::set_difference(one.begin(), one.end(), other.begin(), other.end(), std::back_inserter(names));
+    std::set_difference(has.begin(), has.end(), lacks.begin(), lacks.end(), std::back_inserter(names));
     return names;
   };
   std::vector<std::string> differences;

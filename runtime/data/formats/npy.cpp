@@ -230,6 +230,18 @@ void read_array(ByteSource& file, const NpyHeader& header, std::span<std::byte> 
   file.expect_end(promise(header));
 }
 
+// `file`: that of the target, whose fail() reports the error.
+template <class File>
+void expect_same_count(const std::filesystem::path& features_path, const NpyHeader& features, const File& file,
+                       const NpyHeader& target) {
+  const std::int64_t count = features.shape.front();
+  if (target.shape.front() == count) return;
+  file.fail(target.shape_at,
+            std::to_string(target.shape.front()) + " samples, but " + features_path.string() + " has (at its offset " +
+                std::to_string(features.shape_at) + ") " + std::to_string(count),
+            "are both files of the same data set?");
+}
+
 struct OpenArray {
   ArrayFiles::Array array;
   NpyHeader header;
@@ -244,16 +256,6 @@ OpenArray open_array(const char* name, const std::filesystem::path& path) {
   }
   const std::uint64_t offset = source.offset();
   return {{std::make_shared<const DataFile>(path), offset, field(name, header)}, header};
-}
-
-void expect_same_count(const OpenArray& features, const OpenArray& target) {
-  const std::int64_t count = features.header.shape.front();
-  if (target.header.shape.front() == count) return;
-  target.array.file->fail(target.header.shape_at,
-                          std::to_string(target.header.shape.front()) + " samples, but " +
-                              features.array.file->path().string() + " has (at its offset " +
-                              std::to_string(features.header.shape_at) + ") " + std::to_string(count),
-                          "are both files of the same data set?");
 }
 
 // True if a pair of files stays on the disk: by sizes alone, for the same order of samples on every machine.
@@ -272,14 +274,8 @@ SharedMemory load_npy_pair(const std::filesystem::path& features_path, const std
   ByteSource target(target_path);
   const auto features_header = read_npy_header(features);
   const auto target_header = read_npy_header(target);
-  const auto count = features_header.shape.front();
-  if (count != target_header.shape.front()) {
-    target.fail(target_header.shape_at,
-                std::to_string(target_header.shape.front()) + " samples, but " + features_path.string() +
-                    " has (at its offset " + std::to_string(features_header.shape_at) + ") " + std::to_string(count),
-                "are both files of the same data set?");
-  }
-  auto dataset = InMemoryDataset::allocate("dtrain-npy", count,
+  expect_same_count(features_path, features_header, target, target_header);
+  auto dataset = InMemoryDataset::allocate("dtrain-npy", features_header.shape.front(),
                                            {field("features", features_header), field("target", target_header)});
   read_array(features, features_header, dataset.column(0));
   read_array(target, target_header, dataset.column(1));
@@ -296,13 +292,13 @@ std::shared_ptr<Dataset> load_npy(const std::filesystem::path& features, const s
 
 std::shared_ptr<Dataset> open_npy(const std::filesystem::path& features, const std::filesystem::path& target) {
   const OpenArray first = open_array("features", features), second = open_array("target", target);
-  expect_same_count(first, second);
+  expect_same_count(features, first.header, *second.array.file, second.header);
   return std::make_shared<ArrayFiles>(first.header.shape.front(), std::vector{first.array, second.array});
 }
 
 std::shared_ptr<Dataset> Npy::open(const Source& source, const HostShare& share) const {
-  return open_files(source, kSource, [&](const Source& one) {
-    const std::filesystem::path features = one.at("features"), target = one.at("target");
+  return open_files(source, kSource, [&](const Source& part) {
+    const std::filesystem::path features = part.at("features"), target = part.at("target");
     return reads_in_place(*this, features, target) ? open_npy(features, target) : load_npy(features, target, share);
   });
 }

@@ -54,8 +54,9 @@ std::shared_ptr<Dataset> open_raw(const RawArray& features, const RawArray& targ
 }
 
 std::shared_ptr<Dataset> Raw::open(const Source& source, const HostShare&) const {
-  return open_files(source, kSource, [&](const Source& one) {
-    return open_raw({one.at("features"), features_type, features_shape}, {one.at("target"), target_type, target_shape});
+  return open_files(source, kSource, [&](const Source& part) {
+    return open_raw({part.at("features"), features_type, features_shape},
+                    {part.at("target"), target_type, target_shape});
   });
 }
 

@@ -14,10 +14,6 @@
 namespace dtrain::data {
 namespace {
 
-// Element types of files that batches do not have: int8, int16 and uint16 are read as int32, uint32 as int64, float16
-// and bfloat16 as float32, without a loss.
-enum class NarrowType : std::uint8_t { kNone, kInt8, kInt16, kUint16, kUint32, kFloat16, kBfloat16 };
-
 float from_bfloat16(std::uint16_t bits) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
 }
@@ -48,55 +44,33 @@ void convert(std::span<const std::byte> from, std::byte* to) {
   convert<Narrow, Wide>(from, to, [](Narrow value) { return static_cast<Wide>(value); });
 }
 
-std::size_t size_of(NarrowType type) {
-  switch (type) {
-    case NarrowType::kNone:
-      return 0;
-    case NarrowType::kInt8:
-      return 1;
-    case NarrowType::kInt16:
-    case NarrowType::kUint16:
-    case NarrowType::kFloat16:
-    case NarrowType::kBfloat16:
-      return 2;
-    case NarrowType::kUint32:
-      return 4;
-  }
-  throw Error("unknown narrow type " + std::to_string(static_cast<int>(type)));
-}
-
-// `to` has room for as many wide elements as `from` has narrow ones.
-void widen(NarrowType type, std::span<const std::byte> from, std::byte* to) {
-  switch (type) {
-    case NarrowType::kNone:
-      return;
-    case NarrowType::kInt8:
-      return convert<std::int8_t, std::int32_t>(from, to);
-    case NarrowType::kInt16:
-      return convert<std::int16_t, std::int32_t>(from, to);
-    case NarrowType::kUint16:
-      return convert<std::uint16_t, std::int32_t>(from, to);
-    case NarrowType::kUint32:
-      return convert<std::uint32_t, std::int64_t>(from, to);
-    case NarrowType::kFloat16:
-      return convert<std::uint16_t, float>(from, to, from_float16);
-    case NarrowType::kBfloat16:
-      return convert<std::uint16_t, float>(from, to, from_bfloat16);
-  }
-}
+// An element type of files that batches do not have, which is widened without a loss: int8, int16 and uint16 are read
+// as int32, uint32 as int64, float16 and bfloat16 as float32.
+struct NarrowType {
+  std::size_t bytes;
+  // `to` has room for as many wide elements as `from` has narrow ones.
+  void (*widen)(std::span<const std::byte> from, std::byte* to);
+};
+template <class Narrow, class Wide>
+constexpr NarrowType kNarrow{sizeof(Narrow), convert<Narrow, Wide>};
+constexpr NarrowType kFloat16{
+    2, [](std::span<const std::byte> from, std::byte* to) { convert<std::uint16_t, float>(from, to, from_float16); }};
+constexpr NarrowType kBfloat16{
+    2, [](std::span<const std::byte> from, std::byte* to) { convert<std::uint16_t, float>(from, to, from_bfloat16); }};
 
 // Returns the field of the bytes in the file, for code that reads them.
-Field bytes_of(const Field& field, NarrowType type) {
-  if (type == NarrowType::kNone) return field;
+Field bytes_of(const Field& field, const NarrowType* type) {
+  if (!type) return field;
   Field bytes{field.name, ElementType::kUint8, field.shape};
-  bytes.shape.push_back(static_cast<std::int64_t>(size_of(type)));
+  bytes.shape.push_back(static_cast<std::int64_t>(type->bytes));
   return bytes;
 }
 
-// Widens samples of `narrow`, whose fields are bytes_of() of `fields` and `types`. `types`: one for each field.
+// Widens samples of `narrow`, whose fields are bytes_of() of `fields` and `types`. `types`: one for each field; null:
+// it is not widened.
 class Widened final : public Dataset {
  public:
-  Widened(std::shared_ptr<Dataset> narrow, std::vector<Field> fields, std::vector<NarrowType> types)
+  Widened(std::shared_ptr<Dataset> narrow, std::vector<Field> fields, std::vector<const NarrowType*> types)
       : narrow_(std::move(narrow)), fields_(std::move(fields)), types_(std::move(types)) {}
 
   std::int64_t size() const override { return narrow_->size(); }
@@ -105,12 +79,14 @@ class Widened final : public Dataset {
     std::vector<std::vector<std::byte>> memory(fields_.size());
     std::vector<std::byte*> places(outputs.begin(), outputs.end());
     for (std::size_t f = 0; f < fields_.size(); ++f) {
-      if (types_[f] == NarrowType::kNone) continue;
+      if (!types_[f]) continue;
       memory[f].resize(narrow_->fields()[f].bytes() * samples.size());
       places[f] = memory[f].data();
     }
     narrow_->read(samples, places);
-    for (std::size_t f = 0; f < fields_.size(); ++f) widen(types_[f], memory[f], outputs[f]);
+    for (std::size_t f = 0; f < fields_.size(); ++f) {
+      if (types_[f]) types_[f]->widen(memory[f], outputs[f]);
+    }
   }
   Blocks blocks() const override { return narrow_->blocks(); }
   void will_read(std::int64_t first, std::int64_t count) const override { narrow_->will_read(first, count); }
@@ -119,39 +95,40 @@ class Widened final : public Dataset {
  private:
   std::shared_ptr<Dataset> narrow_;
   std::vector<Field> fields_;
-  std::vector<NarrowType> types_;
+  std::vector<const NarrowType*> types_;
 };
 
 struct SafetensorsType {
   std::string_view dtype;
   ElementType type;
-  NarrowType narrow = NarrowType::kNone;
+  const NarrowType* narrow = nullptr;
 };
 constexpr const char* kBool = "BOOL";
-constexpr std::array kSafetensorsTypes{SafetensorsType{"U8", ElementType::kUint8},
-                                       SafetensorsType{kBool, ElementType::kUint8},
-                                       SafetensorsType{"I32", ElementType::kInt32},
-                                       SafetensorsType{"I64", ElementType::kInt64},
-                                       SafetensorsType{"F32", ElementType::kFloat32},
-                                       SafetensorsType{"F64", ElementType::kFloat64},
-                                       SafetensorsType{"I8", ElementType::kInt32, NarrowType::kInt8},
-                                       SafetensorsType{"I16", ElementType::kInt32, NarrowType::kInt16},
-                                       SafetensorsType{"U16", ElementType::kInt32, NarrowType::kUint16},
-                                       SafetensorsType{"U32", ElementType::kInt64, NarrowType::kUint32},
-                                       SafetensorsType{"F16", ElementType::kFloat32, NarrowType::kFloat16},
-                                       SafetensorsType{"BF16", ElementType::kFloat32, NarrowType::kBfloat16}};
+constexpr std::array kSafetensorsTypes{
+    SafetensorsType{"U8", ElementType::kUint8},
+    SafetensorsType{kBool, ElementType::kUint8},
+    SafetensorsType{"I32", ElementType::kInt32},
+    SafetensorsType{"I64", ElementType::kInt64},
+    SafetensorsType{"F32", ElementType::kFloat32},
+    SafetensorsType{"F64", ElementType::kFloat64},
+    SafetensorsType{"I8", ElementType::kInt32, &kNarrow<std::int8_t, std::int32_t>},
+    SafetensorsType{"I16", ElementType::kInt32, &kNarrow<std::int16_t, std::int32_t>},
+    SafetensorsType{"U16", ElementType::kInt32, &kNarrow<std::uint16_t, std::int32_t>},
+    SafetensorsType{"U32", ElementType::kInt64, &kNarrow<std::uint32_t, std::int64_t>},
+    SafetensorsType{"F16", ElementType::kFloat32, &kFloat16},
+    SafetensorsType{"BF16", ElementType::kFloat32, &kBfloat16}};
 
-NarrowType narrow_type(const SafetensorsEntry& entry) {
+// Returns null for a type of which no data set is read.
+const SafetensorsType* type_of(const SafetensorsEntry& entry) {
   const auto* known = std::find_if(kSafetensorsTypes.begin(), kSafetensorsTypes.end(),
                                    [&](const SafetensorsType& type) { return entry.dtype == type.dtype; });
-  return known == kSafetensorsTypes.end() ? NarrowType::kNone : known->narrow;
+  return known == kSafetensorsTypes.end() ? nullptr : known;
 }
 
 Field field(const std::string& name, const SafetensorsFile& file, const SafetensorsEntry& entry) {
   const auto subject = "tensor '" + entry.name + "' ";
-  const auto* known = std::find_if(kSafetensorsTypes.begin(), kSafetensorsTypes.end(),
-                                   [&](const SafetensorsType& type) { return entry.dtype == type.dtype; });
-  if (known == kSafetensorsTypes.end()) {
+  const SafetensorsType* const known = type_of(entry);
+  if (!known) {
     file.fail(entry.offset,
               subject + "is of type " + entry.dtype +
                   ", but data sets are read of BOOL, I8 to I64, U8 to U32, F16, BF16, F32 and F64",
@@ -200,14 +177,14 @@ SharedMemory load_columns(const std::filesystem::path& path, const std::vector<C
   auto dataset = InMemoryDataset::allocate("dtrain-safetensors", count, fields);
   for (std::size_t i = 0; i < columns.size(); ++i) {
     const SafetensorsEntry& entry = file.at(columns[i].tensor);
-    const NarrowType narrow = narrow_type(entry);
-    if (narrow == NarrowType::kNone) {
+    const NarrowType* const narrow = type_of(entry)->narrow;
+    if (!narrow) {
       file.read(entry, dataset.column(i));
       continue;
     }
     std::vector<std::byte> own(entry.bytes);
     file.read(entry, own);
-    widen(narrow, own, dataset.column(i).data());
+    narrow->widen(own, dataset.column(i).data());
   }
   return std::move(dataset).release();
 }
@@ -230,16 +207,14 @@ std::shared_ptr<Dataset> open_safetensors(const std::filesystem::path& file, con
   const std::vector<Field> fields = fields_of(opened, columns);
   const auto bytes = std::make_shared<const DataFile>(file);
   std::vector<ArrayFiles::Array> arrays;
-  std::vector<NarrowType> types;
+  std::vector<const NarrowType*> types;
   for (std::size_t i = 0; i < columns.size(); ++i) {
     const SafetensorsEntry& entry = opened.at(columns[i].tensor);
-    types.push_back(narrow_type(entry));
+    types.push_back(type_of(entry)->narrow);
     arrays.push_back({bytes, entry.offset, bytes_of(fields[i], types.back())});
   }
   auto in_file = std::make_shared<ArrayFiles>(opened.at(columns.front().tensor).shape.front(), std::move(arrays));
-  const bool as_it_is =
-      std::all_of(types.begin(), types.end(), [](NarrowType type) { return type == NarrowType::kNone; });
-  if (as_it_is) return in_file;
+  if (std::count(types.begin(), types.end(), nullptr) == std::ssize(types)) return in_file;
   return std::make_shared<Widened>(std::move(in_file), fields, std::move(types));
 }
 
@@ -253,9 +228,9 @@ std::vector<std::string> bool_tensors(const std::string& files) {
 }
 
 std::shared_ptr<Dataset> Safetensors::open(const Source& source, const HostShare& share) const {
-  return open_files(source, kSource, [&](const Source& one) {
-    const std::filesystem::path file = one.at("file");
-    const std::string &features = one.at("features"), &target = one.at("target");
+  return open_files(source, kSource, [&](const Source& part) {
+    const std::filesystem::path file = part.at("file");
+    const std::string &features = part.at("features"), &target = part.at("target");
     const bool in_place =
         in_memory == InMemory::kAuto ? DataFile(file).size() > kMostInMemory : in_memory == InMemory::kNever;
     return in_place ? open_safetensors(file, features, target, more_inputs)

@@ -12,8 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include <fcntl.h>
-
 #include "data_file.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/shared_memory.h"
@@ -252,7 +250,7 @@ class ShardSamples final : public SampleSource {
   const std::vector<std::string>& names() const override { return names_; }
 
   Sample read(const Pass&, std::int64_t index) const override {
-    check(index);
+    check_index(index, size());
     const ShardSample& sample = index_.sample(index);
     const auto file = files_.file(index_.shard_of(index));
     Value image = Value::make(ElementType::kUint8, {sample.bytes});
@@ -278,7 +276,7 @@ class ShardSamples final : public SampleSource {
   }
 
   std::string where_unread(std::int64_t index) const override {
-    check(index);
+    check_index(index, size());
     return files_.paths()[index_.shard_of(index)].string() + ", offset " + std::to_string(index_.sample(index).offset);
   }
   std::string where(std::int64_t index) const override {
@@ -291,12 +289,6 @@ class ShardSamples final : public SampleSource {
   }
 
  private:
-  void check(std::int64_t index) const {
-    if (index < 0 || index >= size()) {
-      throw DataError("sample " + std::to_string(index) + " of a data set of " + std::to_string(size()));
-    }
-  }
-
   static std::string name_of_member(const DataFile& file, const ShardSample& sample) {
     TarReader reader(file, sample.offset - sample.header);
     const auto member = reader.next();

@@ -44,9 +44,7 @@ class TokenDataset final : public Dataset {
     const auto length = static_cast<std::size_t>(length_);
     std::vector<std::int64_t> tokens(length + 1);
     for (std::size_t i = 0; i < samples.size(); ++i) {
-      if (samples[i] < 0 || samples[i] >= size_) {
-        throw DataError("sample " + std::to_string(samples[i]) + " of a data set of " + std::to_string(size_));
-      }
+      check_index(samples[i], size_);
       file_.read(samples[i] * length_, tokens);
       const auto bytes = length * sizeof(std::int64_t);
       std::memcpy(outputs[0] + i * bytes, tokens.data(), bytes);
@@ -71,7 +69,7 @@ std::shared_ptr<Dataset> load_tokens(const std::filesystem::path& file, TokenTyp
 
 std::shared_ptr<Dataset> Tokens::open(const Source& source, const HostShare&) const {
   return open_files(source, kSource,
-                    [&](const Source& one) { return load_tokens(one.at("file"), token_type, sequence_length); });
+                    [&](const Source& part) { return load_tokens(part.at("file"), token_type, sequence_length); });
 }
 
 std::shared_ptr<Dataset> Tokens::open_documents(const Source& source, std::span<const Transform> transforms,

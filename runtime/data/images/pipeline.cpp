@@ -56,14 +56,14 @@ std::vector<float> probabilities(const HostBatch& batch, const Field& label, std
     return result;
   }
   for (std::size_t i = 0; i < rows; ++i) {
-    std::int64_t one = 0;
-    std::memcpy(&one, from + i * sizeof one, sizeof one);
-    if (one < 0 || one >= classes) {
-      throw DataError(
-          "a sample has class " + std::to_string(one) + ", but the transform says classes: " + std::to_string(classes),
-          "correct classes: of mixup or cutmix");
+    std::int64_t label = 0;
+    std::memcpy(&label, from + i * sizeof label, sizeof label);
+    if (label < 0 || label >= classes) {
+      throw DataError("a sample has class " + std::to_string(label) +
+                          ", but the transform says classes: " + std::to_string(classes),
+                      "correct classes: of mixup or cutmix");
     }
-    result[i * width + static_cast<std::size_t>(one)] = 1;
+    result[i * width + static_cast<std::size_t>(label)] = 1;
   }
   return result;
 }

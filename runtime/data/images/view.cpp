@@ -350,8 +350,8 @@ Image View::of(const Image& picture) const {
 }
 
 std::size_t collect(View& view, std::span<const Transform> transforms, std::size_t first, RandomStream& random) {
-  Collect one(view, random);
-  while (first < transforms.size() && std::visit(one, transforms[first])) ++first;
+  Collect collect_next(view, random);
+  while (first < transforms.size() && std::visit(collect_next, transforms[first])) ++first;
   return first;
 }
 

@@ -122,10 +122,10 @@ void judge(ThroughputReport& report, bool scaled_decoding) {
     return a.samples_per_second < b.samples_per_second;
   });
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  double one = 0, many = 0;
+  double with_one = 0, many = 0;
   int useful = 1;
   for (const WorkerRate& rate : report.rates) {
-    if (rate.workers == 1) one = rate.samples_per_second;
+    if (rate.workers == 1) with_one = rate.samples_per_second;
     if (rate.workers <= cores && rate.samples_per_second > many) {
       many = rate.samples_per_second;
       useful = std::max(rate.workers, 1);
@@ -137,7 +137,7 @@ void judge(ThroughputReport& report, bool scaled_decoding) {
                         ? "pictures come from storage one by one: pack them into shards (dtrain data pack), which are "
                           "read in sequence"
                         : "use a faster disk, or copy the data to one (data.training)";
-  } else if (one > 0 && useful > 1 && many < kScaling * useful * one) {
+  } else if (with_one > 0 && useful > 1 && many < kScaling * useful * with_one) {
     report.limit = "memory";
     report.advice = "more workers than " + std::to_string(most->workers) + " bring little: set data.workers to that";
   } else if (report.decode_s >= report.transform_s) {

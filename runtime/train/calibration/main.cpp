@@ -108,9 +108,9 @@ void measure_as_rank(RankProcess& self, const Setting& setting, config::Matmul m
     double* const rates = self.values() + kRates + round * kFigures;
     const auto begin = Watch::now();
     const auto waited = core_wait_of_process();
-    for (const Workload& one : all) {
+    for (const Workload& workload : all) {
       self.barrier();
-      rates[one.figure] = std::max(rates[one.figure], one.amount / median_seconds(one.run));
+      rates[workload.figure] = std::max(rates[workload.figure], workload.amount / median_seconds(workload.run));
     }
     const std::chrono::duration<double> took = Watch::now() - begin;
     self.values()[kDisplaced + round] = (core_wait_of_process() - waited) / (took * setting.threads);
@@ -157,9 +157,9 @@ Measured measure_with(const Setting& setting, config::Matmul matmul, MakeWorkloa
 std::map<int, double> try_siblings(const Setting& setting) {
   std::map<int, double> rates;
   for (const int threads : {setting.threads, setting.most_threads}) {
-    Setting one = setting;
-    one.threads = threads;
-    rates[threads] = measure_with(one, config::Matmul::kAuto, float32_workloads, 0).best[kMatmulFloat32] / 1e9;
+    Setting tried = setting;
+    tried.threads = threads;
+    rates[threads] = measure_with(tried, config::Matmul::kAuto, float32_workloads, 0).best[kMatmulFloat32] / 1e9;
   }
   return rates;
 }
@@ -176,9 +176,9 @@ profile::RankLimits measure(Setting setting) {
   limits.cpu = host::processor().name;
   if (setting.most_threads > setting.threads) {
     limits.gflops_by_threads = try_siblings(setting);
-    const double one = limits.gflops_by_threads[setting.threads];
+    const double per_core = limits.gflops_by_threads[setting.threads];
     const double all = limits.gflops_by_threads[setting.most_threads];
-    if (all > kGainOfSiblings * one) setting.threads = setting.most_threads;
+    if (all > kGainOfSiblings * per_core) setting.threads = setting.most_threads;
   }
   limits.threads = setting.threads;
   limits.ranks = setting.ranks;

@@ -145,10 +145,10 @@ Workload matmul_workload(at::ScalarType type, Figure figure, int size) {
 void add_matmuls(RankProcess& self, at::ScalarType type, Figure figure, std::vector<Workload>& all) {
   std::vector<Workload> found;
   for (const int size : kSizes) {
-    Workload one = matmul_workload(type, figure, size);
-    one.run();  // warm-up: threads, code for this processor
-    const double seconds = slowest(self, seconds_of(one.run));
-    found.push_back(std::move(one));
+    Workload workload = matmul_workload(type, figure, size);
+    workload.run();  // warm-up: threads, code for this processor
+    const double seconds = slowest(self, seconds_of(workload.run));
+    found.push_back(std::move(workload));
     if (seconds * 8 > kLongestCall) break;  // the next size has eight times the work
   }
   const std::size_t left_out = found.size() - std::min(found.size(), kMostSizes);
@@ -179,10 +179,10 @@ void add_convolution(RankProcess& self, at::ScalarType type, Figure figure, std:
   constexpr std::array kBatches{2, 16};
   std::optional<Workload> found;
   for (const int batch : kBatches) {
-    Workload one = convolution_workload(type, figure, batch * at::get_num_threads());
-    one.run();
-    const double seconds = slowest(self, seconds_of(one.run));
-    found = std::move(one);
+    Workload workload = convolution_workload(type, figure, batch * at::get_num_threads());
+    workload.run();
+    const double seconds = slowest(self, seconds_of(workload.run));
+    found = std::move(workload);
     if (seconds * kBatches.back() / kBatches.front() > kLongestCall) break;
   }
   all.push_back(std::move(*found));

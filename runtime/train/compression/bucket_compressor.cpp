@@ -135,11 +135,7 @@ void CompressionReport::write(const comm::CompressionStatistics& statistics, con
   json["text"] = text;
   json["loses"] = loses;
   run.update_plan("compression", json);
-  if (loses) {
-    run.log->warn("{}", text);
-  } else {
-    run.log->info("{}", text);
-  }
+  run.log->log(loses ? spdlog::level::warn : spdlog::level::info, "{}", text);
 }
 
 Json CompressionReport::account(const comm::CompressionStatistics& s, const char* codec,

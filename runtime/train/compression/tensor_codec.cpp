@@ -28,6 +28,11 @@ std::vector<at::Tensor> TensorCodecContext::parts_of(const std::vector<at::Tenso
   return parts;
 }
 
+comm::Work TensorCodecContext::gather(const at::Tensor& rows, int bucket) const {
+  const at::Tensor own = rows.select(0, rank());
+  return communicator.all_gather(own.data_ptr(), rows.data_ptr(), own.nbytes(), comm::DataType::kUint8, bucket);
+}
+
 std::vector<std::pair<std::string, at::Tensor>> error_feedback(const TensorCodecContext& context,
                                                                const std::vector<at::Tensor>& parts) {
   std::vector<std::pair<std::string, at::Tensor>> state;

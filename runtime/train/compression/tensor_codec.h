@@ -51,6 +51,8 @@ struct TensorCodecContext {
   std::vector<at::Tensor> like_flats() const;
   // Returns each place's part of such tensors; undefined if its group's tensor is.
   std::vector<at::Tensor> parts_of(const std::vector<at::Tensor>& like) const;
+  // Gathers the bytes of a tensor with a row for each rank, of which this rank has filled its own.
+  comm::Work gather(const at::Tensor& rows, int bucket) const;
 };
 
 // The exchange of one bucket.

@@ -159,10 +159,10 @@ comm::Work TensorCompressor::exchange(const comm::FusionPlan& plan, std::size_t 
     statistics_.uncompressed_bytes += bytes;
     if (!compressed) statistics_.plain_bytes += bytes;
   }
-  std::unique_ptr<TensorExchange> one = compressed ? codec_->begin(bucket, scale) : nullptr;
-  const bool gathers = one && options_.codec.gathers;
-  if (!one) one = std::make_unique<PlainTensors>(context_.communicator, std::move(bucket), scale);
-  under_way_.push_back(std::make_shared<OneWork>(*this, std::move(one), counted, gathers));
+  std::unique_ptr<TensorExchange> exchange = compressed ? codec_->begin(bucket, scale) : nullptr;
+  const bool gathers = exchange && options_.codec.gathers;
+  if (!exchange) exchange = std::make_unique<PlainTensors>(context_.communicator, std::move(bucket), scale);
+  under_way_.push_back(std::make_shared<OneWork>(*this, std::move(exchange), counted, gathers));
   return comm::Work(under_way_.back());
 }
 
@@ -170,8 +170,8 @@ void TensorCompressor::advance_all() {
   const at::NoGradGuard no_grad;
   const ExposedTimes::Stretch stretch(times_, compared());
   // Exchanges advance by one stage each, in the order of their begin, which is the same on every rank.
-  for (const auto& one : under_way_) one->advance();
-  std::erase_if(under_way_, [](const auto& one) { return one->done(); });
+  for (const auto& work : under_way_) work->advance();
+  std::erase_if(under_way_, [](const auto& work) { return work->done(); });
 }
 
 void TensorCompressor::not_applied(std::size_t parameter) {
@@ -191,7 +191,7 @@ void TensorCompressor::keep_state() {
   if (std::exchange(keeps_state_, true)) return;
   const std::vector<at::Tensor> now = codec_->state_memory();
   if (state_before_.empty()) {
-    for (const at::Tensor& one : now) state_before_.push_back(at::empty_like(one));
+    for (const at::Tensor& memory : now) state_before_.push_back(at::empty_like(memory));
   }
   for (std::size_t i = 0; i < now.size(); ++i) state_before_[i].copy_(now[i]);
 }

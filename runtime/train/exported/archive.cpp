@@ -23,11 +23,6 @@ constexpr const char* kModels = "models/";
 // PyTorch before 2.8 wrote this record, below the archive's root.
 constexpr const char* kOldProgram = "serialized_exported_program.json";
 
-std::string plain_message(const std::exception& error) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  return first_line(torch_error ? torch_error->what_without_backtrace() : error.what());
-}
-
 bool has_zip_magic(const fs::path& file) {
   std::ifstream stream(file, std::ios::binary);
   char magic[4] = {};
@@ -52,6 +47,11 @@ bool is_program(const std::string& record) {
 }
 
 }  // namespace
+
+std::string plain_message(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  return first_line(torch_error ? torch_error->what_without_backtrace() : error.what());
+}
 
 bool is_exported_program(const fs::path& file) {
   if (!has_zip_magic(file)) return false;
@@ -138,16 +138,10 @@ std::size_t Archive::size_of(const std::string& record) const {
   return bytes;
 }
 
-std::string Archive::text(const std::string& record, std::size_t limit) const {
+template <typename Read>
+auto Archive::read(const std::string& record, Read read) const {
   try {
-    const std::size_t bytes = size_of(record);
-    if (bytes > limit) {
-      fail("has a record " + record + " of " + std::to_string(bytes) + " bytes, more than the " +
-           std::to_string(limit) + " that are read");
-    }
-    std::string content(bytes, '\0');
-    reader_->getRecord(record, content.data(), bytes);
-    return content;
+    return read(size_of(record));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -155,17 +149,24 @@ std::string Archive::text(const std::string& record, std::size_t limit) const {
   }
 }
 
-at::Tensor Archive::bytes(const std::string& record) const {
-  try {
-    const auto bytes = static_cast<std::int64_t>(size_of(record));
-    at::Tensor content = at::empty({bytes}, at::kByte);
-    if (bytes > 0) reader_->getRecord(record, content.data_ptr(), static_cast<std::size_t>(bytes));
+std::string Archive::text(const std::string& record, std::size_t limit) const {
+  return read(record, [&](std::size_t bytes) {
+    if (bytes > limit) {
+      fail("has a record " + record + " of " + std::to_string(bytes) + " bytes, more than the " +
+           std::to_string(limit) + " that are read");
+    }
+    std::string content(bytes, '\0');
+    reader_->getRecord(record, content.data(), bytes);
     return content;
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    fail("has a damaged record " + record + ": " + plain_message(error));
-  }
+  });
+}
+
+at::Tensor Archive::bytes(const std::string& record) const {
+  return read(record, [&](std::size_t bytes) {
+    at::Tensor content = at::empty({static_cast<std::int64_t>(bytes)}, at::kByte);
+    if (bytes > 0) reader_->getRecord(record, content.data_ptr(), bytes);
+    return content;
+  });
 }
 
 void Archive::fail(const std::string& what, const std::string& remedy) const {

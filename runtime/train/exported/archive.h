@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -15,6 +16,9 @@ class PyTorchStreamReader;
 }
 
 namespace dtrain::exported {
+
+// Returns the first line of an exception's message; of libtorch's without its C++ stack.
+std::string plain_message(const std::exception& error);
 
 // Returns true if the file is a zip archive with the records of an exported program, even if this version cannot read
 // the program. Returns false if the file is no archive. ConfigError if the file cannot be read.
@@ -42,6 +46,9 @@ class Archive {
 
  private:
   std::size_t size_of(const std::string& record) const;
+  // Calls `read` with the record's size. Its exceptions mean that the record is damaged.
+  template <typename Read>
+  auto read(const std::string& record, Read read) const;
 
   std::filesystem::path file_;
   std::uint64_t file_bytes_ = 0;

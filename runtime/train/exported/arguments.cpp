@@ -1,11 +1,12 @@
-#include "exported/arguments.h"
-
+// Turns an argument of the file into an operand of the type in the operator's schema.
 #include <array>
 #include <limits>
 
 #include <ATen/ATen.h>
+#include <ATen/ScalarOps.h>
 
 #include "dtrain/base/error.h"
+#include "exported/graph_builder.h"
 #include "exported/weights.h"
 
 namespace dtrain::exported {
@@ -44,14 +45,6 @@ double float_of(const Json& value) {
   throw Error("has an argument of kind " + tag + " where it takes " + (type ? type->str() : "something else"));
 }
 
-c10::IValue wrapped(const at::Scalar& number) {
-  at::Tensor tensor = at::scalar_tensor(number, at::device(at::kCPU).dtype(number.isFloatingPoint() ? at::kDouble
-                                                                           : number.isBoolean()     ? at::kBool
-                                                                                                    : at::kLong));
-  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return tensor;
-}
-
 c10::IValue number(const c10::IValue& value, const c10::TypePtr& type, const std::string& tag) {
   switch (kind_of(type)) {
     case TypeKind::AnyType:
@@ -59,7 +52,7 @@ c10::IValue number(const c10::IValue& value, const c10::TypePtr& type, const std
     case TypeKind::SymIntType:
       return value;
     case TypeKind::TensorType:
-      return wrapped(value.toScalar());
+      return at::native::wrapped_scalar_tensor(value.toScalar());
     case TypeKind::FloatType:
     case TypeKind::SymFloatType:
       return value.isBool() ? c10::IValue(value.toBool() ? 1.0 : 0.0) : c10::IValue(value.toScalar().toDouble());
@@ -80,23 +73,22 @@ c10::IValue number(const c10::IValue& value, const c10::TypePtr& type, const std
 Operand number_operand(const c10::IValue& value, const c10::TypePtr& type, const std::string& tag) {
   const auto element = element_type(type);
   if (!element) return constant(number(value, type, tag));
-  const c10::IValue one = number(value, element, tag);
-  if (one.isInt()) return constant(c10::List<std::int64_t>({one.toInt()}));
-  if (one.isDouble()) return constant(c10::List<double>({one.toDouble()}));
+  const c10::IValue converted = number(value, element, tag);
+  if (converted.isInt()) return constant(c10::List<std::int64_t>({converted.toInt()}));
+  if (converted.isDouble()) return constant(c10::List<double>({converted.toDouble()}));
   mismatch(tag, type);
 }
 
-Operand value_operand(Value value, const c10::TypePtr& type) {
+Operand value_operand(Value value) {
   Operand operand;
   operand.kind = OperandKind::kValue;
   operand.value = value;
-  static_cast<void>(type);
   return operand;
 }
 
 // An operand for a number that the program computes, such as a size of a batch.
-Operand computed_number(const std::string& name, const c10::TypePtr& type, const FindValue& find_value) {
-  Operand operand = value_operand(find_value(name), type);
+Operand computed_number(const std::string& name, const c10::TypePtr& type, const GraphBuilder& builder) {
+  Operand operand = value_operand(builder.find(name));
   if (kind_of(type) == TypeKind::TensorType) operand.kind = OperandKind::kWrappedNumber;
   if (kind_of(type) == TypeKind::FloatType || kind_of(type) == TypeKind::SymFloatType)
     operand.kind = OperandKind::kFloat;
@@ -110,15 +102,15 @@ Operand computed_number(const std::string& name, const c10::TypePtr& type, const
 }
 
 // An operand for a SymInt, SymFloat or SymBool, which is {"as_name": …} or a number.
-Operand symbolic(const Json& value, const c10::TypePtr& type, const std::string& tag, const FindValue& find_value) {
-  if (value.contains("as_name")) return computed_number(value["as_name"].get<std::string>(), type, find_value);
+Operand symbolic(const Json& value, const c10::TypePtr& type, const std::string& tag, const GraphBuilder& builder) {
+  if (value.contains("as_name")) return computed_number(value["as_name"].get<std::string>(), type, builder);
   if (value.contains("as_int")) return number_operand(value["as_int"].get<std::int64_t>(), type, tag);
   if (value.contains("as_float")) return number_operand(float_of(value["as_float"]), type, tag);
   return number_operand(value.at("as_bool").get<bool>(), type, tag);
 }
 
-Operand tensor_operand(const Json& value, const c10::TypePtr& type, const FindValue& find_value) {
-  Operand operand = value_operand(find_value(value.at("name").get<std::string>()), type);
+Operand tensor_operand(const Json& value, const c10::TypePtr& type, const GraphBuilder& builder) {
+  Operand operand = value_operand(builder.find(value.at("name").get<std::string>()));
   const auto element = element_type(type);
   if (!element) return operand;
   Operand list;
@@ -127,7 +119,7 @@ Operand tensor_operand(const Json& value, const c10::TypePtr& type, const FindVa
   return list;
 }
 
-Operand list_of_tensors(const Json& values, const c10::TypePtr& type, const FindValue& find_value) {
+Operand list_of_tensors(const Json& values, const c10::TypePtr& type, const GraphBuilder& builder) {
   const auto element = element_type(type);
   Operand list;
   list.kind =
@@ -135,7 +127,7 @@ Operand list_of_tensors(const Json& values, const c10::TypePtr& type, const Find
   for (const Json& value : values) {
     const Json& tensor = value.contains("as_tensor") ? value["as_tensor"] : value;
     if (tensor.contains("name")) {
-      list.items.push_back(value_operand(find_value(tensor["name"].get<std::string>()), nullptr));
+      list.items.push_back(value_operand(builder.find(tensor["name"].get<std::string>())));
     } else if (list.kind == OperandKind::kOptionalTensors) {
       list.items.emplace_back();  // None
     } else {
@@ -146,7 +138,7 @@ Operand list_of_tensors(const Json& values, const c10::TypePtr& type, const Find
 }
 
 Operand list_of_numbers(const Json& values, const c10::TypePtr& type, const std::string& tag,
-                        const FindValue& find_value) {
+                        const GraphBuilder& builder) {
   const auto element = element_type(type);
   if (type && !element && kind_of(type) != TypeKind::AnyType) mismatch(tag, type);
   const bool floats = element ? kind_of(element) == TypeKind::FloatType || kind_of(element) == TypeKind::SymFloatType
@@ -159,7 +151,7 @@ Operand list_of_numbers(const Json& values, const c10::TypePtr& type, const std:
   for (const Json& value : values) {
     Operand item;
     if (value.is_object()) {
-      item = symbolic(value, element, tag, find_value);
+      item = symbolic(value, element, tag, builder);
     } else {
       item = constant(floats ? c10::IValue(float_of(value)) : c10::IValue(value.get<std::int64_t>()));
     }
@@ -172,20 +164,18 @@ Operand list_of_numbers(const Json& values, const c10::TypePtr& type, const std:
   return constant(floats ? c10::IValue(doubles) : c10::IValue(ints));
 }
 
-std::int64_t layout_number(std::int64_t number) {
-  constexpr std::array kLayouts{at::kSparse,    at::kSparseCsr, at::kSparseCsc, at::kSparseBsr,
-                                at::kSparseBsc, at::kMkldnn,    at::kStrided};
-  if (number < 1 || number > static_cast<std::int64_t>(kLayouts.size()))
-    throw Error("has an unknown layout, number " + std::to_string(number));
-  return static_cast<std::int64_t>(kLayouts[static_cast<std::size_t>(number - 1)]);
-}
+constexpr std::array kLayouts{at::kSparse,    at::kSparseCsr, at::kSparseCsc, at::kSparseBsr,
+                              at::kSparseBsc, at::kMkldnn,    at::kStrided};
+constexpr std::array kMemoryFormats{at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast,
+                                    at::MemoryFormat::ChannelsLast3d, at::MemoryFormat::Preserve};
 
-std::int64_t memory_format_number(std::int64_t number) {
-  constexpr std::array kFormats{at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast,
-                                at::MemoryFormat::ChannelsLast3d, at::MemoryFormat::Preserve};
-  if (number < 1 || number > static_cast<std::int64_t>(kFormats.size()))
-    throw Error("has an unknown memory format, number " + std::to_string(number));
-  return static_cast<std::int64_t>(kFormats[static_cast<std::size_t>(number - 1)]);
+// Returns the entry of a table that torch.export's number names, as the integer that operators take.
+template <typename Table>
+Operand numbered(const Table& table, const Json& value, const char* what) {
+  const auto number = value.get<std::int64_t>();
+  if (number < 1 || number > static_cast<std::int64_t>(table.size()))
+    throw Error(std::string("has an unknown ") + what + ", number " + std::to_string(number));
+  return constant(static_cast<std::int64_t>(table[static_cast<std::size_t>(number - 1)]));
 }
 
 Operand device_operand() {
@@ -194,41 +184,40 @@ Operand device_operand() {
   return operand;
 }
 
-Operand from_tag(const std::string& tag, const Json& value, const c10::TypePtr& type, const FindValue& find_value) {
+Operand from_tag(const std::string& tag, const Json& value, const c10::TypePtr& type, const GraphBuilder& builder) {
   if (tag == "as_none") return constant(c10::IValue());
-  if (tag == "as_tensor") return tensor_operand(value, type, find_value);
+  if (tag == "as_tensor") return tensor_operand(value, type, builder);
   if (tag == "as_int") return number_operand(value.get<std::int64_t>(), type, tag);
   if (tag == "as_float") return number_operand(float_of(value), type, tag);
   if (tag == "as_bool") return number_operand(value.get<bool>(), type, tag);
-  if (tag == "as_sym_int" || tag == "as_sym_float" || tag == "as_sym_bool")
-    return symbolic(value, type, tag, find_value);
+  if (tag == "as_sym_int" || tag == "as_sym_float" || tag == "as_sym_bool") return symbolic(value, type, tag, builder);
   if (tag == "as_string") return constant(value.get<std::string>());
   if (tag == "as_scalar_type") return constant(static_cast<std::int64_t>(scalar_type_of(value.get<std::int64_t>())));
-  if (tag == "as_layout") return constant(layout_number(value.get<std::int64_t>()));
-  if (tag == "as_memory_format") return constant(memory_format_number(value.get<std::int64_t>()));
+  if (tag == "as_layout") return numbered(kLayouts, value, "layout");
+  if (tag == "as_memory_format") return numbered(kMemoryFormats, value, "memory format");
   if (tag == "as_device") return device_operand();
   if (tag == "as_complex")
     return constant(c10::complex<double>(float_of(value.at("real")), float_of(value.at("imag"))));
   if (tag == "as_ints" || tag == "as_floats" || tag == "as_sym_ints" || tag == "as_sym_floats")
-    return list_of_numbers(value, type, tag, find_value);
+    return list_of_numbers(value, type, tag, builder);
   if (tag == "as_bools") {
     c10::List<bool> list;
     for (const Json& element : value) list.push_back(element.get<bool>());
     return constant(list);
   }
-  if (tag == "as_tensors" || tag == "as_optional_tensors") return list_of_tensors(value, type, find_value);
+  if (tag == "as_tensors" || tag == "as_optional_tensors") return list_of_tensors(value, type, builder);
   if (tag == "as_optional_tensor") {
-    return value.contains("as_tensor") ? tensor_operand(value["as_tensor"], type, find_value) : constant(c10::IValue());
+    return value.contains("as_tensor") ? tensor_operand(value["as_tensor"], type, builder) : constant(c10::IValue());
   }
   throw Error("has an argument of kind " + tag.substr(tag.starts_with("as_") ? 3 : 0) + ", which is not supported");
 }
 
 }  // namespace
 
-Operand operand_of(const Json& argument, const c10::TypePtr& type, const FindValue& find_value) {
+Operand operand_of(const Json& argument, const c10::TypePtr& type, const GraphBuilder& builder) {
   if (!argument.is_object() || argument.size() != 1) throw Error("has an argument that is none of torch.export's");
   try {
-    return from_tag(argument.begin().key(), argument.begin().value(), plain(type), find_value);
+    return from_tag(argument.begin().key(), argument.begin().value(), plain(type), builder);
   } catch (const Json::exception&) {
     throw Error("has a damaged argument of kind " + argument.begin().key());
   }

@@ -1,4 +1,4 @@
-#include "exported/backward.h"
+#include "exported/graph_builder.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "exported/checkpointed_modules.h"
+#include "exported/runner.h"
 
 #include <algorithm>
 #include <set>
@@ -15,10 +15,6 @@ namespace {
 using Kind = Instruction::Kind;
 
 constexpr std::size_t kMostNamesShown = 8;
-
-std::size_t place_of(Value value) {
-  return static_cast<std::size_t>(value);
-}
 
 // Returns the outermost of `module` and the modules around it that matches a pattern; empty: none matches.
 std::string chosen_module(const std::string& module, const std::vector<std::string>& patterns) {
@@ -115,27 +111,27 @@ void connect(const Program& program, std::vector<CheckpointedPart>& parts, const
   std::vector<std::size_t> made(program.values, kNever), last_used(program.values, 0);
   std::vector<bool> is_stored(program.values, false);
   const std::size_t end = program.instructions.size();
-  for (const Stored& stored : program.stored) is_stored[place_of(stored.value)] = true;
+  for (const Stored& stored : program.stored) is_stored[index(stored.value)] = true;
   for (std::size_t i = 0; i < end; ++i) {
-    for_each_operand(program.instructions[i], [&](const Operand& operand) { last_used[place_of(operand.value)] = i; });
-    for_each_result(program.instructions[i], [&](Value value) { made[place_of(value)] = i; });
+    for_each_operand(program.instructions[i], [&](const Operand& operand) { last_used[index(operand.value)] = i; });
+    for_each_result(program.instructions[i], [&](Value value) { made[index(value)] = i; });
   }
   for (const Output& output : program.outputs) {
-    if (output.value != kNoValue) last_used[place_of(output.value)] = end;
+    if (output.value != kNoValue) last_used[index(output.value)] = end;
   }
-  for (const auto& update : program.buffer_updates) last_used[place_of(update.value)] = end;
+  for (const auto& update : program.buffer_updates) last_used[index(update.value)] = end;
   for (CheckpointedPart& part : parts) {
     std::set<Value> inputs;
     for (std::size_t i = part.first; i < part.last; ++i) {
       const Instruction& instruction = program.instructions[i];
       const auto is_input = [&](Value value) {
-        return !is_stored[place_of(value)] && (made[place_of(value)] == kNever || made[place_of(value)] < part.first);
+        return !is_stored[index(value)] && (made[index(value)] == kNever || made[index(value)] < part.first);
       };
       for_each_operand(instruction, [&](const Operand& operand) {
         if (is_input(operand.value)) inputs.insert(operand.value);
       });
       for_each_result(instruction, [&](Value value) {
-        if (last_used[place_of(value)] >= part.last) part.outputs.push_back(value);
+        if (last_used[index(value)] >= part.last) part.outputs.push_back(value);
       });
       if (instruction.kind != Kind::kOperator) continue;
       const auto& arguments = instruction.op->schema().arguments();
@@ -151,7 +147,7 @@ void connect(const Program& program, std::vector<CheckpointedPart>& parts, const
     }
     part.inputs.assign(inputs.begin(), inputs.end());
     for (const Value value : part.inputs) {
-      if (last_used[place_of(value)] < part.last) part.last_used.push_back(value);
+      if (last_used[index(value)] < part.last) part.last_used.push_back(value);
     }
   }
 }

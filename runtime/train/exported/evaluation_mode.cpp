@@ -1,4 +1,3 @@
-// Finds calls of torch.nn.functional in a line of Python that train in both modes.
 #include "exported/evaluation_mode.h"
 
 #include <algorithm>
@@ -13,11 +12,6 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::exported {
-
-// True for F.dropout(x, 0.2), F.dropout(x, 0.2, training=True), F.batch_norm(x, mean, var, training=True) and
-// F.scaled_dot_product_attention(q, k, v, dropout_p=0.1). False for F.dropout(x, 0.2, self.training), and if the line
-// has no such call, only a part of one, or calls with different modes.
-bool is_on_in_both_modes(const std::string& line);
 
 namespace {
 
@@ -83,6 +77,33 @@ std::string_view argument_of(const std::vector<std::string_view>& arguments, std
 bool is_number(std::string_view text) {
   return !text.empty() &&
          std::all_of(text.begin(), text.end(), [](char c) { return c == '.' || (c >= '0' && c <= '9'); });
+}
+
+// True for F.dropout(x, 0.2), F.dropout(x, 0.2, training=True), F.batch_norm(x, mean, var, training=True) and
+// F.scaled_dot_product_attention(q, k, v, dropout_p=0.1). False for F.dropout(x, 0.2, self.training), and if the line
+// has no such call, only a part of one, or calls with different modes.
+bool is_on_in_both_modes(const std::string& line) {
+  const std::string_view text = line;
+  bool any = false;
+  for (std::size_t open = text.find('('); open != std::string_view::npos; open = text.find('(', open + 1)) {
+    std::size_t begin = open;
+    while (begin > 0 && (is_word(text[begin - 1]) || text[begin - 1] == '.')) --begin;
+    const std::string_view name = text.substr(begin, open - begin);
+    const auto dot = name.rfind('.');
+    if (dot == std::string_view::npos) continue;
+    const std::string_view from = name.substr(0, dot), function = name.substr(dot + 1);
+    if (from != "F" && !from.ends_with("functional")) continue;
+    const auto* found = std::find_if(kModeFunctions.begin(), kModeFunctions.end(),
+                                     [&](const ModeFunction& known) { return known.name == function; });
+    if (found == kModeFunctions.end()) continue;
+    const auto arguments = arguments_at(text, open);
+    if (!arguments) return false;
+    const std::string_view value = argument_of(*arguments, found->argument, found->place);
+    const bool on = value.empty() ? found->is_on_by_default : value == "True" || is_number(value);
+    if (!on) return false;
+    any = true;
+  }
+  return any;
 }
 
 using Kind = Instruction::Kind;
@@ -169,13 +190,13 @@ class Buffers {
  public:
   explicit Buffers(Program& program) : program_(program), of_value_(program.values, kNone) {
     for (std::size_t i = 0; i < program.stored.size(); ++i)
-      of_value_[static_cast<std::size_t>(program.stored[i].value)] = static_cast<int>(i);
+      of_value_[index(program.stored[i].value)] = static_cast<int>(i);
   }
 
   Stored* of(const Operand& operand) const {
     if (operand.kind != Operand::Kind::kValue) return nullptr;
-    const int index = of_value_[static_cast<std::size_t>(operand.value)];
-    return index == kNone ? nullptr : &program_.stored[static_cast<std::size_t>(index)];
+    const int place = of_value_[index(operand.value)];
+    return place == kNone ? nullptr : &program_.stored[static_cast<std::size_t>(place)];
   }
 
   // Maps the operator's results that are its operands, or views of them, to the operands' tensors.
@@ -188,8 +209,7 @@ class Buffers {
         const auto* result = schema.returns()[k].alias_info();
         const Value value = instruction.results[k].value;
         if (result && value != kNoValue && result->beforeSets() == alias->beforeSets())
-          of_value_[static_cast<std::size_t>(value)] =
-              of_value_[static_cast<std::size_t>(instruction.operands[i].value)];
+          of_value_[index(value)] = of_value_[index(instruction.operands[i].value)];
       }
     }
   }
@@ -234,36 +254,12 @@ bool is_frozen(const Instruction& instruction) {
 
 }  // namespace
 
-bool is_on_in_both_modes(const std::string& line) {
-  const std::string_view text = line;
-  bool any = false;
-  for (std::size_t open = text.find('('); open != std::string_view::npos; open = text.find('(', open + 1)) {
-    std::size_t begin = open;
-    while (begin > 0 && (is_word(text[begin - 1]) || text[begin - 1] == '.')) --begin;
-    const std::string_view name = text.substr(begin, open - begin);
-    const auto dot = name.rfind('.');
-    if (dot == std::string_view::npos) continue;
-    const std::string_view from = name.substr(0, dot), function = name.substr(dot + 1);
-    if (from != "F" && !from.ends_with("functional")) continue;
-    const auto* known = std::find_if(kModeFunctions.begin(), kModeFunctions.end(),
-                                     [&](const ModeFunction& one) { return one.name == function; });
-    if (known == kModeFunctions.end()) continue;
-    const auto arguments = arguments_at(text, open);
-    if (!arguments) return false;
-    const std::string_view value = argument_of(*arguments, known->argument, known->place);
-    const bool on = value.empty() ? known->is_on_by_default : value == "True" || is_number(value);
-    if (!on) return false;
-    any = true;
-  }
-  return any;
-}
-
 void prepare_evaluation(Program& program) {
   Buffers buffers(program);
   std::vector<bool> is_mask(program.values, false);  // values that are masks of stochastic depth
   const auto makes_mask = [&](const Instruction& instruction) {
     for (const Result& result : instruction.results) {
-      if (result.value != kNoValue) is_mask[static_cast<std::size_t>(result.value)] = true;
+      if (result.value != kNoValue) is_mask[index(result.value)] = true;
     }
   };
   const auto refuse = [&](std::string why) {
@@ -281,8 +277,7 @@ void prepare_evaluation(Program& program) {
       }
     }
     const Operand* first = instruction.operands.empty() ? nullptr : &instruction.operands[0];
-    if (name == "div_" && first && first->kind == Operand::Kind::kValue &&
-        is_mask[static_cast<std::size_t>(first->value)]) {
+    if (name == "div_" && first && first->kind == Operand::Kind::kValue && is_mask[index(first->value)]) {
       instruction.skipped_in_evaluation = true;
     }
     const std::string where = instruction.module.empty() ? "" : " in " + instruction.module;
@@ -324,8 +319,9 @@ std::vector<std::string> modal_operators(const Program& program) {
 bool is_in_evaluation_mode(const Program& program) {
   const auto& all = program.instructions;
   return std::any_of(all.begin(), all.end(), is_frozen) &&
-         std::none_of(all.begin(), all.end(),
-                      [](const Instruction& one) { return modal_of(one) && (trains(one) || one.always_trains); });
+         std::none_of(all.begin(), all.end(), [](const Instruction& instruction) {
+           return modal_of(instruction) && (trains(instruction) || instruction.always_trains);
+         });
 }
 
 std::vector<std::string> modules_in_evaluation(const Program& program) {

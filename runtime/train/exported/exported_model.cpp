@@ -1,5 +1,6 @@
 #include "exported/exported_model.h"
 
+#include <algorithm>
 #include <new>
 #include <sstream>
 #include <utility>
@@ -37,26 +38,18 @@ const char* kind_word(const Stored& stored) {
   return stored.kind == Stored::Kind::kParameter ? "parameter" : "buffer";
 }
 
-std::string message_of(const std::exception& error) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  return first_line(torch_error ? torch_error->what_without_backtrace() : error.what());
-}
-
 }  // namespace
 
 ExportedModel::ExportedModel(const fs::path& file)
     : archive_(file), program_(read_program(archive_, /*is_trained=*/true)), shapes_(program_) {
   const std::vector<at::Tensor> stored = own_tensors();
   make_tree(stored);
-  bool any = false, trainable = false;
-  for (const at::Tensor& parameter : tree_->parameters()) {
-    any = true;
-    trainable |= parameter.requires_grad();
-  }
-  if (!trainable) {
-    throw ConfigError(
-        "model: " + file.string() + " has " + (any ? "no parameter that requires a gradient" : "no parameters"),
-        "there is nothing to train: export it with requires_grad_(True) on what is to be trained");
+  const std::vector<at::Tensor> parameters = tree_->parameters();
+  const auto trains = [](const at::Tensor& parameter) { return parameter.requires_grad(); };
+  if (std::none_of(parameters.begin(), parameters.end(), trains)) {
+    throw ConfigError("model: " + file.string() + " has " +
+                          (parameters.empty() ? "no parameters" : "no parameter that requires a gradient"),
+                      "there is nothing to train: export it with requires_grad_(True) on what is to be trained");
   }
   runner_ = std::make_unique<Runner>(program_, stored);
 }
@@ -153,7 +146,7 @@ void ExportedModel::make_tree(const std::vector<at::Tensor>& stored) {
         if (!program_.stored[i].persistent) module.leave_out(own);
       }
     } catch (const c10::Error& error) {
-      archive_.fail("has a tensor '" + name + "' that cannot be: " + message_of(error));
+      archive_.fail("has a tensor '" + name + "' that cannot be: " + plain_message(error));
     }
   }
 }
@@ -172,7 +165,7 @@ std::vector<at::Tensor> ExportedModel::forward(std::span<const at::Tensor> input
 }
 
 void ExportedModel::fail(std::span<const at::Tensor> inputs, const std::exception& error) const {
-  const std::string message = message_of(error);
+  const std::string message = plain_message(error);
   const bool no_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
                          message.find("can't allocate memory") != std::string::npos ||
                          message.find("out of memory") != std::string::npos;

@@ -16,7 +16,6 @@
 #include "exported/archive.h"
 #include "exported/program.h"
 #include "exported/runner.h"
-#include "exported/shape_check.h"
 #include "model/model_tensors.h"
 
 namespace dtrain::exported {
@@ -45,7 +44,7 @@ class ExportedModel {
   ExportedModel(const std::filesystem::path& file, const torch::nn::Module& trained,
                 const std::filesystem::path& trained_file);
 
-  // In training, `run` computes these modules again in backward (checkpointed_modules.h). ConfigError begins with
+  // In training, `run` computes these modules again in backward (checkpointed_parts()). ConfigError begins with
   // `key`. Called before the first forward().
   void checkpoint_modules(const std::string& patterns, const std::string& key, RunCheckpointed run);
 

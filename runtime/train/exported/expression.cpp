@@ -1,4 +1,4 @@
-#include "exported/expression.h"
+#include "exported/program.h"
 
 #include <algorithm>
 #include <cctype>

@@ -1,5 +1,6 @@
 #include "exported/graph_builder.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -8,8 +9,6 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "exported/arguments.h"
-#include "exported/numbers.h"
 
 namespace dtrain::exported {
 namespace {
@@ -20,7 +19,7 @@ constexpr int kDeepestGraph = 16;
 constexpr const char* kOperatorPrefix = "torch.ops.";
 
 // These operators compare tensors with those of the export. They are left out, because mixed precision changes types,
-// the device may differ, and shape_check.h checks sizes.
+// the device may differ, and ShapeCheck checks sizes.
 constexpr std::array kAssertions{"aten._assert_tensor_metadata.default",
                                  "aten.sym_constrain_range.default",
                                  "aten.sym_constrain_range_for_size.default",
@@ -33,10 +32,7 @@ constexpr std::array kForbidden{"aten::from_file"};
 
 template <typename List>
 bool contains(const List& list, const std::string& word) {
-  for (const auto& one : list) {
-    if (word == one) return true;
-  }
-  return false;
+  return std::find(list.begin(), list.end(), word) != list.end();
 }
 
 std::string text_of(const Json& node, const char* key) {
@@ -78,9 +74,13 @@ const char* instead_of(const std::string& higher_order) {
 
 Value GraphBuilder::define(const std::string& name) {
   const auto value = static_cast<Value>(program_.values);
-  if (!names_.emplace(name, value).second) throw Error("two values are named '" + name + "'");
+  give_name(name, value);
   ++program_.values;
   return value;
+}
+
+void GraphBuilder::give_name(const std::string& name, Value value) {
+  if (!names_.emplace(name, value).second) throw Error("two values are named '" + name + "'");
 }
 
 Value GraphBuilder::find(const std::string& name) const {
@@ -90,7 +90,7 @@ Value GraphBuilder::find(const std::string& name) const {
 }
 
 Operand GraphBuilder::operand(const Json& argument) const {
-  return operand_of(argument, nullptr, [this](const std::string& name) { return find(name); });
+  return operand_of(argument, nullptr, *this);
 }
 
 void GraphBuilder::refuse(const std::string& what, const std::string& remedy) {
@@ -219,12 +219,11 @@ void GraphBuilder::add_operator(const Json& node, Instruction instruction) {
         continue;
       }
       const Json& json = *found->second;
-      Operand operand = operand_of(json, argument.type(), [this](const std::string& value) { return find(value); });
+      Operand operand = operand_of(json, argument.type(), *this);
       // An export on a CPU writes false, which would turn cuDNN off on a GPU.
       if (argument.name() == "cudnn_enabled" && operand.constant.isBool()) operand.constant = true;
       // One number stands for all elements of a list of fixed length: max_pool2d(x, 2).
-      const bool one = json.contains("as_int") && argument.N().value_or(0) > 1 && operand.constant.isIntList();
-      if (one) {
+      if (json.contains("as_int") && argument.N().value_or(0) > 1 && operand.constant.isIntList()) {
         operand.constant = c10::List<std::int64_t>(
             std::vector<std::int64_t>(static_cast<std::size_t>(*argument.N()), operand.constant.toIntVector().at(0)));
       }
@@ -240,9 +239,8 @@ void GraphBuilder::add_operator(const Json& node, Instruction instruction) {
   }
   if (list_of(node, "outputs").size() > schema.returns().size())
     throw Error("its node '" + target + "' has more results than the operator returns");
-  if (const std::string name = name_of_whole_view(instruction, node); !name.empty()) {
-    if (!names_.emplace(name, instruction.operands[0].value).second) throw Error("two values are named '" + name + "'");
-    return;
+  if (const std::string view = name_of_whole_view(instruction, node); !view.empty()) {
+    return give_name(view, instruction.operands[0].value);
   }
   define_results();
   program_.instructions.push_back(std::move(instruction));
@@ -352,7 +350,7 @@ void GraphBuilder::add_graph(const Json& graph, const std::vector<Operand>& argu
   if (names.size() != results.size()) throw Error("a graph in it returns other values than its node");
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (results[i].kind == Operand::Kind::kValue) {
-      if (!names_.emplace(names[i], results[i].value).second) throw Error("two values are named '" + names[i] + "'");
+      give_name(names[i], results[i].value);
       continue;
     }
     Instruction copy;

@@ -2,7 +2,6 @@
 // million keys take no quadratic time (dtrain::Json keeps their order in a list).
 #pragma once
 
-#include <functional>
 #include <map>
 #include <string>
 #include <vector>

@@ -1,10 +1,11 @@
-#include "exported/numbers.h"
+// The operators of Python on numbers in an exported program, such as sums, products and comparisons of sizes.
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "dtrain/base/error.h"
+#include "exported/program.h"
 
 namespace dtrain::exported {
 namespace {

@@ -3,7 +3,9 @@
 // data; immutable once it is read.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -15,13 +17,45 @@
 #include <ATen/core/ivalue.h>
 
 #include "exported/archive.h"
-#include "exported/expression.h"
-#include "exported/numbers.h"
 
 namespace dtrain::exported {
 
+// Integer expressions in files of torch.export: sizes ("Mul(Integer(2), Symbol('s77'))") and guards ("L['x'].size()[0]
+// == L['mask'].size()[0]"). Both use a part of Python's syntax. Immutable.
+class Expression {
+ public:
+  // Parses the text; empty: it is not in the supported part of the syntax.
+  static std::optional<Expression> parse(const std::string& text);
+
+  // Returns the value of a symbol ("s77") or of a path ("L['x'].size()[0]"); empty: not known.
+  using Lookup = std::function<std::optional<std::int64_t>(const std::string& name)>;
+  // Returns the value; a comparison is 1 or 0. Empty: a name is not known, a result overflows, a division by 0.
+  std::optional<std::int64_t> value(const Lookup& lookup) const;
+
+  // The name, if the expression is one symbol; otherwise empty.
+  std::optional<std::string> symbol() const;
+  // The names of all symbols and paths in the expression.
+  const std::vector<std::string>& names() const { return names_; }
+
+ private:
+  friend class ExpressionParser;
+  struct Node {
+    std::string operation;  // "name", "number", or an operator
+    std::int64_t number = 0;
+    std::string name;
+    std::vector<Node> operands;
+  };
+  static std::optional<std::int64_t> value_of(const Node& node, const Lookup& lookup);
+
+  Node root_;
+  std::vector<std::string> names_;
+};
+
 using Value = std::int32_t;  // index in the list of values
 inline constexpr Value kNoValue = -1;
+inline std::size_t index(Value value) {
+  return static_cast<std::size_t>(value);
+}
 
 // An argument of an instruction.
 struct Operand {
@@ -49,6 +83,18 @@ struct Result {
   bool is_list = false;
   std::vector<Value> values{};
 };
+
+using NumberOperator = c10::IValue (*)(const std::vector<c10::IValue>& operands);
+
+// An operator of Python on numbers: "_operator.add", "math.trunc", "torch.sym_max", …. `compute` takes `operands` ints,
+// floats and bools, and throws an Error for a division by 0 and for an overflow.
+struct NamedNumberOperator {
+  const char* name;
+  std::size_t operands;
+  NumberOperator compute;
+};
+// Returns the operator with this name; null: there is none.
+const NamedNumberOperator* number_operator(const std::string& name);
 
 struct Instruction {
   enum class Kind {
@@ -132,7 +178,7 @@ struct Program {
   std::vector<std::string> unread_guards;      // guards that Expression cannot parse
   std::map<std::string, std::string> classes;  // of modules: "layer1.0.conv1" -> "Conv2d"
   std::string why_no_evaluation;               // the continuation of "because"; empty: evaluation is possible
-  // Lines of Python that call a function with lost backward code or a module of another owner (backward.h).
+  // Lines of Python that call a function with lost backward code or a module of another owner (LostBackward).
   std::vector<std::string> suspected_backward;
   std::string torch_version;                           // PyTorch version of the export
   std::pair<std::int64_t, std::int64_t> schema{0, 0};  // major, minor
@@ -140,9 +186,9 @@ struct Program {
 
 // Reads an exported program from its archive: the graph, the names of its inputs and outputs, the constraints on its
 // sizes. Everything that is not supported is refused here, by name.
-
+//
 // ConfigError names everything that is not supported, or what is damaged, and for a program that `is_trained` also lost
-// backward code (backward.h). weights.h reads the tensors.
+// backward code (LostBackward). weights.h reads the tensors.
 Program read_program(const Archive& archive, bool is_trained);
 
 }  // namespace dtrain::exported

@@ -18,23 +18,23 @@
 
 namespace dtrain::exported {
 
-// Sets Operand::last_use, and results that nothing uses to kNoValue.
-void mark_last_uses(Program& program);
+namespace {
 
+// Sets Operand::last_use, and results that nothing uses to kNoValue.
 void mark_last_uses(Program& program) {
   std::vector<bool> used_later(program.values, false);
   const auto keep = [&](Value value) {
-    if (value != kNoValue) used_later[static_cast<std::size_t>(value)] = true;
+    if (value != kNoValue) used_later[index(value)] = true;
   };
   for (const Stored& stored : program.stored) keep(stored.value);
   for (const Output& output : program.outputs) keep(output.value);
   for (const auto& update : program.buffer_updates) keep(update.value);
   const auto drop_unused = [&](Value& value) {
-    if (value != kNoValue && !used_later[static_cast<std::size_t>(value)]) value = kNoValue;
+    if (value != kNoValue && !used_later[index(value)]) value = kNoValue;
   };
   const auto use = [&](Operand& operand) {
     if (operand.value == kNoValue) return;
-    operand.last_use = !used_later[static_cast<std::size_t>(operand.value)];
+    operand.last_use = !used_later[index(operand.value)];
     keep(operand.value);
   };
   for (auto instruction = program.instructions.rbegin(); instruction != program.instructions.rend(); ++instruction) {
@@ -48,8 +48,6 @@ void mark_last_uses(Program& program) {
     }
   }
 }
-
-namespace {
 
 constexpr std::int64_t kSchemaMajor = 8;
 constexpr std::size_t kLongestModel = 256u << 20;  // the text of a graph of 10,000 nodes has 50 MB
@@ -323,9 +321,9 @@ Program read_program(const Archive& archive, bool is_trained) {
   } catch (const ConfigError&) {
     throw;
   } catch (const Json::exception& error) {
-    archive.fail(std::string("has a damaged program: ") + first_line(error.what()));
+    archive.fail("has a damaged program: " + plain_message(error));
   } catch (const c10::Error& error) {
-    archive.fail("has a damaged program: " + first_line(error.what_without_backtrace()));
+    archive.fail("has a damaged program: " + plain_message(error));
   } catch (const Error& error) {
     archive.fail(std::string("has a damaged program: ") + error.what());
   }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/ScalarOps.h>
 #include <ATen/autocast_mode.h>
 
 #include "dtrain/base/error.h"
@@ -16,19 +17,6 @@ namespace {
 using c10::IValue;
 using Kind = Instruction::Kind;
 namespace autocast = at::autocast;
-
-std::size_t index(Value value) {
-  return static_cast<std::size_t>(value);
-}
-
-IValue wrapped_number(const IValue& number) {
-  const at::Scalar scalar = number.toScalar();
-  at::Tensor tensor = at::scalar_tensor(scalar, at::device(at::kCPU).dtype(scalar.isFloatingPoint() ? at::kDouble
-                                                                           : scalar.isBoolean()     ? at::kBool
-                                                                                                    : at::kLong));
-  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return tensor;
-}
 
 }  // namespace
 
@@ -100,6 +88,14 @@ IValue Runner::take(const Operand& operand) {
   return operand.last_use ? std::move(value) : value;
 }
 
+template <typename Element, typename Convert>
+IValue Runner::list_of(const Operand& operand, Convert convert) {
+  c10::List<Element> list;
+  list.reserve(operand.items.size());
+  for (const Operand& item : operand.items) list.push_back(convert(load(item)));
+  return list;
+}
+
 IValue Runner::load(const Operand& operand) {
   switch (operand.kind) {
     case Operand::Kind::kConstant:
@@ -107,35 +103,18 @@ IValue Runner::load(const Operand& operand) {
     case Operand::Kind::kValue:
       return take(operand);
     case Operand::Kind::kWrappedNumber:
-      return wrapped_number(take(operand));
+      return at::native::wrapped_scalar_tensor(take(operand).toScalar());
     case Operand::Kind::kFloat:
       return take(operand).toScalar().toDouble();
-    case Operand::Kind::kInts: {
-      c10::List<std::int64_t> list;
-      list.reserve(operand.items.size());
-      for (const Operand& item : operand.items) list.push_back(load(item).toInt());
-      return list;
-    }
-    case Operand::Kind::kFloats: {
-      c10::List<double> list;
-      for (const Operand& item : operand.items) list.push_back(load(item).toScalar().toDouble());
-      return list;
-    }
-    case Operand::Kind::kTensors: {
-      c10::List<at::Tensor> list;
-      list.reserve(operand.items.size());
-      for (const Operand& item : operand.items) list.push_back(load(item).toTensor());
-      return list;
-    }
-    case Operand::Kind::kOptionalTensors: {
-      c10::List<std::optional<at::Tensor>> list;
-      list.reserve(operand.items.size());
-      for (const Operand& item : operand.items) {
-        const IValue value = load(item);
-        list.push_back(value.isNone() ? std::nullopt : std::optional(value.toTensor()));
-      }
-      return list;
-    }
+    case Operand::Kind::kInts:
+      return list_of<std::int64_t>(operand, [](const IValue& item) { return item.toInt(); });
+    case Operand::Kind::kFloats:
+      return list_of<double>(operand, [](const IValue& item) { return item.toScalar().toDouble(); });
+    case Operand::Kind::kTensors:
+      return list_of<at::Tensor>(operand, [](const IValue& item) { return item.toTensor(); });
+    case Operand::Kind::kOptionalTensors:
+      return list_of<std::optional<at::Tensor>>(
+          operand, [](const IValue& item) { return item.isNone() ? std::nullopt : std::optional(item.toTensor()); });
   }
   throw Error("an argument of unknown kind");
 }
@@ -178,19 +157,15 @@ void Runner::number(const Instruction& instruction) {
   stack_.clear();
   for (const Operand& operand : instruction.operands) stack_.push_back(load(operand));
   IValue result;
-  switch (instruction.kind) {
-    case Kind::kNumber:
-      result = instruction.number(stack_);
-      break;
-    case Kind::kSize:
-      result = stack_[0].toTensor().size(stack_[1].toInt());
-      break;
-    case Kind::kAssert:
-      if (!stack_[0].toScalar().toBool())
-        throw Error(stack_[1].isString() ? stack_[1].toStringRef() : "a condition that it asserts does not hold");
-      break;
-    default:
-      result = std::move(stack_[0]);
+  if (instruction.kind == Kind::kNumber) {
+    result = instruction.number(stack_);
+  } else if (instruction.kind == Kind::kSize) {
+    result = stack_[0].toTensor().size(stack_[1].toInt());
+  } else if (instruction.kind == Kind::kAssert) {
+    if (!stack_[0].toScalar().toBool())
+      throw Error(stack_[1].isString() ? stack_[1].toStringRef() : "a condition that it asserts does not hold");
+  } else {
+    result = std::move(stack_[0]);
   }
   stack_.assign(1, std::move(result));
   put(instruction);
@@ -200,19 +175,14 @@ void Runner::run_instructions(std::size_t first, std::size_t last, bool training
   for (std::size_t i = first; i < last; ++i) {
     const Instruction& instruction = program_.instructions[i];
     failed_ = &instruction;
-    switch (instruction.kind) {
-      case Kind::kOperator:
-        call(instruction, training);
-        break;
-      case Kind::kSetGrad:
-      case Kind::kAutocast:
-        regions.begin(instruction);
-        break;
-      case Kind::kEndRegion:
-        regions.end();
-        break;
-      default:
-        number(instruction);
+    if (instruction.kind == Kind::kOperator) {
+      call(instruction, training);
+    } else if (instruction.kind == Kind::kSetGrad || instruction.kind == Kind::kAutocast) {
+      regions.begin(instruction);
+    } else if (instruction.kind == Kind::kEndRegion) {
+      regions.end();
+    } else {
+      number(instruction);
     }
   }
 }

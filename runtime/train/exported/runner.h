@@ -3,19 +3,58 @@
 // go onto a stack that is reused, and its results into numbered values. One thread at a time.
 #pragma once
 
-#include <exception>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-#include "exported/checkpointed_modules.h"
 #include "exported/program.h"
 
 namespace dtrain::exported {
+
+// Checks that a batch has shapes the program was exported for: numbers of dimensions, fixed sizes, ranges, and
+// relations between sizes of several inputs. Each new combination of shapes is checked once.
+class ShapeCheck {
+ public:
+  // `program` outlives the check.
+  explicit ShapeCheck(const Program& program) : program_(program) {}
+
+  // `inputs`: as many as the program has. Error names the input, its size, and the size it must have.
+  void check(std::span<const at::Tensor> inputs);
+  // Throws an Error if batches of this number of samples do not fit the first dimensions of the inputs. Error says for
+  // which sizes the program was exported.
+  void check_samples(std::int64_t samples) const;
+
+ private:
+  void check_new(std::span<const at::Tensor> inputs) const;
+
+  const Program& program_;
+  std::vector<std::vector<std::int64_t>> known_;  // sizes of all inputs, one after another; the newest last
+  std::vector<std::int64_t> sizes_;               // of the current batch
+};
+
+// A part of the program that keeps only its inputs, and is computed again in backward (gradient checkpointing): a run
+// of consecutive instructions of one chosen module.
+struct CheckpointedPart {
+  std::string module;               // "blocks.0"
+  std::size_t first = 0, last = 0;  // indices in Program::instructions; last is not included
+  std::vector<Value> inputs;        // made before the part, used in it; no parameters, buffers and constants
+  std::vector<Value> last_used;     // the inputs that nothing needs after the part
+  std::vector<Value> outputs;       // made in the part, needed after it
+};
+
+// Returns the parts of the modules whose names match one of `patterns`, which vertical bars divide; * stands for any
+// text. If both a module and a module around it match, the outermost counts. A module has several parts if a no_grad or
+// autocast region reaches beyond it, or if instructions of other modules stand between its own. A part has at least two
+// operators. ConfigError, which begins with `key`, if there is no part, or if a module writes its input in place.
+std::vector<CheckpointedPart> checkpointed_parts(const Program& program, const std::string& patterns,
+                                                 const std::string& key);
 
 // Calls a function with tensors and returns its result. Backward calls the function again, so that its activations need
 // not be kept (dtrain/train/gradient_checkpointing.h).
@@ -47,6 +86,8 @@ class Runner {
 
   c10::IValue take(const Operand& operand);
   c10::IValue load(const Operand& operand);
+  template <typename Element, typename Convert>
+  c10::IValue list_of(const Operand& operand, Convert convert);
   void put(const Instruction& instruction);
   void call(const Instruction& instruction, bool training);
   void number(const Instruction& instruction);

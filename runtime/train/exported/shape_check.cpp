@@ -1,4 +1,4 @@
-#include "exported/shape_check.h"
+#include "exported/runner.h"
 
 #include <algorithm>
 #include <map>

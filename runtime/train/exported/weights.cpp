@@ -1,6 +1,5 @@
 #include "exported/weights.h"
 
-#include <algorithm>
 #include <array>
 #include <tuple>
 #include <utility>
@@ -22,27 +21,12 @@ constexpr std::size_t kMostDimensions = 64;
 constexpr const char* kWeights = "data/weights/";
 constexpr const char* kConstants = "data/constants/";
 
-constexpr std::array<std::pair<std::int64_t, at::ScalarType>, 21> kTypes{{{1, at::kByte},
-                                                                          {2, at::kChar},
-                                                                          {3, at::kShort},
-                                                                          {4, at::kInt},
-                                                                          {5, at::kLong},
-                                                                          {6, at::kHalf},
-                                                                          {7, at::kFloat},
-                                                                          {8, at::kDouble},
-                                                                          {9, at::kComplexHalf},
-                                                                          {10, at::kComplexFloat},
-                                                                          {11, at::kComplexDouble},
-                                                                          {12, at::kBool},
-                                                                          {13, at::kBFloat16},
-                                                                          {28, at::kUInt16},
-                                                                          {29, at::kFloat8_e4m3fn},
-                                                                          {30, at::kFloat8_e5m2},
-                                                                          {31, at::kFloat8_e4m3fnuz},
-                                                                          {32, at::kFloat8_e5m2fnuz},
-                                                                          {33, at::kFloat8_e8m0fnu},
-                                                                          {34, at::kUInt32},
-                                                                          {35, at::kUInt64}}};
+// The types by their numbers in the file.
+constexpr std::array kTypesFrom1{at::kByte,          at::kChar,  at::kShort,   at::kInt,         at::kLong,
+                                 at::kHalf,          at::kFloat, at::kDouble,  at::kComplexHalf, at::kComplexFloat,
+                                 at::kComplexDouble, at::kBool,  at::kBFloat16};
+constexpr std::array kTypesFrom28{at::kUInt16,          at::kFloat8_e4m3fn,  at::kFloat8_e5m2, at::kFloat8_e4m3fnuz,
+                                  at::kFloat8_e5m2fnuz, at::kFloat8_e8m0fnu, at::kUInt32,      at::kUInt64};
 
 // The position of a tensor's elements in its record.
 struct Layout {
@@ -201,10 +185,12 @@ bool is_of_container(const std::string& record) {
 }  // namespace
 
 at::ScalarType scalar_type_of(std::int64_t number) {
-  const auto* found =
-      std::find_if(kTypes.begin(), kTypes.end(), [&](const auto& type) { return type.first == number; });
-  if (found == kTypes.end()) throw Error("is of an unknown type, number " + std::to_string(number));
-  return found->second;
+  const auto is_in = [&](std::int64_t first, std::size_t count) {
+    return number >= first && number < first + static_cast<std::int64_t>(count);
+  };
+  if (is_in(1, kTypesFrom1.size())) return kTypesFrom1[static_cast<std::size_t>(number - 1)];
+  if (is_in(28, kTypesFrom28.size())) return kTypesFrom28[static_cast<std::size_t>(number - 28)];
+  throw Error("is of an unknown type, number " + std::to_string(number));
 }
 
 StoredTensors read_tensors(const Archive& archive) {

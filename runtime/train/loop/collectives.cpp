@@ -1,6 +1,7 @@
 // The collective operations of TrialContext, and the metrics of context.add_metric().
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include <ATen/ATen.h>
 
@@ -13,40 +14,22 @@
 namespace dtrain {
 namespace {
 
+constexpr std::pair<at::ScalarType, comm::DataType> kTypes[] = {
+    {at::kByte, comm::DataType::kUint8},        {at::kInt, comm::DataType::kInt32},
+    {at::kLong, comm::DataType::kInt64},        {at::kHalf, comm::DataType::kFloat16},
+    {at::kBFloat16, comm::DataType::kBfloat16}, {at::kFloat, comm::DataType::kFloat32},
+    {at::kDouble, comm::DataType::kFloat64}};
+
 std::optional<comm::DataType> type_of(at::ScalarType type) {
-  switch (type) {
-    case at::kByte:
-      return comm::DataType::kUint8;
-    case at::kInt:
-      return comm::DataType::kInt32;
-    case at::kLong:
-      return comm::DataType::kInt64;
-    case at::kHalf:
-      return comm::DataType::kFloat16;
-    case at::kBFloat16:
-      return comm::DataType::kBfloat16;
-    case at::kFloat:
-      return comm::DataType::kFloat32;
-    case at::kDouble:
-      return comm::DataType::kFloat64;
-    default:
-      return std::nullopt;
+  for (const auto& [known, to] : kTypes) {
+    if (known == type) return to;
   }
+  return std::nullopt;
 }
 
-comm::ReduceOp operation_of(Reduction reduction) {
-  switch (reduction) {
-    case Reduction::kMean:
-      return comm::ReduceOp::kMean;
-    case Reduction::kSum:
-      return comm::ReduceOp::kSum;
-    case Reduction::kMin:
-      return comm::ReduceOp::kMin;
-    case Reduction::kMax:
-      return comm::ReduceOp::kMax;
-  }
-  throw Error("unknown reduction " + std::to_string(static_cast<int>(reduction)));
-}
+// In the order of Reduction.
+constexpr comm::ReduceOp kOperations[] = {comm::ReduceOp::kMean, comm::ReduceOp::kSum, comm::ReduceOp::kMin,
+                                          comm::ReduceOp::kMax};
 
 // The parts of a tensor that a collective call needs.
 struct Operand {
@@ -96,7 +79,9 @@ at::Tensor TrialContext::all_reduce(const at::Tensor& tensor, Reduction reductio
                     " values",
                 "convert the tensor to a floating type, or use Reduction::kSum");
   }
-  given.communicator.all_reduce(given.values.data_ptr(), given.count(), given.type, {.op = operation_of(reduction)})
+  given.communicator
+      .all_reduce(given.values.data_ptr(), given.count(), given.type,
+                  {.op = kOperations[static_cast<std::size_t>(reduction)]})
       .wait();
   return given.values;
 }

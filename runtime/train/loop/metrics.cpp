@@ -23,17 +23,8 @@ bool is_extreme(Reduction reduction) {
 }
 
 const char* name_of(Reduction reduction) {
-  switch (reduction) {
-    case Reduction::kMean:
-      return "mean";
-    case Reduction::kSum:
-      return "sum";
-    case Reduction::kMin:
-      return "minimum";
-    case Reduction::kMax:
-      return "maximum";
-  }
-  return "unknown";
+  constexpr const char* kNames[] = {"mean", "sum", "minimum", "maximum"};
+  return kNames[static_cast<std::size_t>(reduction)];
 }
 
 double neutral(Reduction reduction) {
@@ -112,11 +103,12 @@ void MetricReducer::add_values(const Metrics& metrics, std::int64_t samples) {
       const auto restored = restored_.extract(name);
       sum = at::full({}, restored ? restored.mapped() : neutral(how), value.tensor().options().dtype(at::kDouble));
     }
-    const at::Tensor one = value.tensor().reshape({});
+    const at::Tensor number = value.tensor().reshape({});
     if (!is_extreme(how)) {
-      sum.add_(one, factor);
+      sum.add_(number, factor);
     } else {
-      sum.copy_(how == Reduction::kMin ? at::minimum(sum, one.to(at::kDouble)) : at::maximum(sum, one.to(at::kDouble)));
+      sum.copy_(how == Reduction::kMin ? at::minimum(sum, number.to(at::kDouble))
+                                       : at::maximum(sum, number.to(at::kDouble)));
     }
   }
 }

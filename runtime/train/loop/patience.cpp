@@ -91,13 +91,7 @@ void EarlyStop::report(std::int64_t batch) const {
 }
 
 void EarlyStop::visit(StateVisitor& visitor) {
-  if (!settings_) return;
-  const std::string judged = settings_->metric + (settings_->smaller_is_better ? "" : ", greater is better");
-  std::string before = judged;
-  visitor.text("metric", before);
-  improvement_.visit(visitor);
-  // The best value by another metric is no measure for this one.
-  if (before != judged) improvement_.forget();
+  if (settings_) improvement_.visit(visitor, settings_->metric);
 }
 
 Plateau::Plateau(rank::RankSession& session, std::optional<config::ReduceOnPlateau> settings, FlatOptimizer& optimizer)
@@ -127,16 +121,9 @@ void Plateau::see(double metric, std::int64_t batch) {
 
 void Plateau::visit(StateVisitor& visitor) {
   if (!settings_) return;
-  const config::Searcher& searcher = session_.experiment().searcher;
-  const std::string judged = searcher.metric + (searcher.smaller_is_better ? "" : ", greater is better");
-  std::string before = judged;
-  visitor.text("metric", before);
-  improvement_.visit(visitor);
+  improvement_.visit(visitor, session_.experiment().searcher.metric);
   visitor.real("factor", factor_);
-  if (!visitor.replaces()) return;
-  optimizer_.set_rate_factor(factor_.value_or(1));
-  // The best value by another metric is no measure for this one.
-  if (before != judged) improvement_.forget();
+  if (visitor.replaces()) optimizer_.set_rate_factor(factor_.value_or(1));
 }
 
 }  // namespace dtrain::train

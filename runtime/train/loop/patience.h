@@ -25,7 +25,7 @@ class Improvement {
   // Takes the value of a validation after this batch. A value that is not finite is no improvement. The value of a
   // validation before the first batch is a value to compare with, and does not count as a wait.
   void see(double value, std::int64_t batch) {
-    if (!is_one(value)) {
+    if (!improves(value)) {
       if (batch > 0) ++waited_;
       return;
     }
@@ -41,15 +41,19 @@ class Improvement {
     best_.reset();
     waited_ = 0;
   }
-  // Called by a part that contains this object.
-  void visit(StateVisitor& visitor) {
+  // Called by a part that contains this object. The best value by another metric is no measure for this one.
+  void visit(StateVisitor& visitor, const std::string& metric) {
+    const std::string judged = metric + (smaller_is_better_ ? "" : ", greater is better");
+    std::string before = judged;
+    visitor.text("metric", before);
     visitor.real("best", best_);
     visitor.number("best_batch", best_batch_);
     visitor.number("waited", waited_);
+    if (before != judged) forget();
   }
 
  private:
-  bool is_one(double value) const {
+  bool improves(double value) const {
     if (!std::isfinite(value)) return false;
     if (!best_) return true;
     return smaller_is_better_ ? value < *best_ - min_delta_ : value > *best_ + min_delta_;

@@ -203,11 +203,7 @@ std::unique_ptr<StepGraph> step_graph(rank::RankSession& session, const Trial& t
   const std::string text = "steps do not run as a CUDA graph because " + why_not;
   if (session.world().rank == 0) {
     const bool asked_for = session.experiment().optimizations.cuda_graphs == config::CudaGraphs::kOn;
-    if (asked_for) {
-      session.log()->warn("{}", text);
-    } else {
-      session.log()->info("{}", text);
-    }
+    session.log()->log(asked_for ? spdlog::level::warn : spdlog::level::info, "{}", text);
     session.update_plan("cuda_graphs", {{"captured", false}, {"text", text}});
   }
   return nullptr;

@@ -78,8 +78,8 @@ void TrainingLoop::resume() {
 
 void TrainingLoop::start_data() {
   const bool says_where = !loader_->position().empty();
-  const bool one_says = data_position_.empty() == says_where;
-  if (!begins_with_.empty() && one_says && position_.epoch_batches > 0 && session_.world().rank == 0) {
+  const bool only_one_says = data_position_.empty() == says_where;
+  if (!begins_with_.empty() && only_one_says && position_.epoch_batches > 0 && session_.world().rank == 0) {
     session_.log()->warn(
         "the first {} batches of epoch {} are left out in this run's own order, because {} does not say which samples "
         "it has had: samples may be missing or come twice, but not with the same data set of dtrain's and the same "

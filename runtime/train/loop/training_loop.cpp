@@ -145,7 +145,7 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   // A trace shows operators and phases; a graph would show none.
   const double share = batch ? share_of(*batch) : 1;
   const bool fits_graph = graph_ && batch && share == 1 && !measured_.deep_window.is_open() && graph_->fits(*batch);
-  TrainingStep::Wishes mine = wishes(fits_graph);
+  Announcement mine = wishes(fits_graph);
   mine.counts_for_all = batch && batch->global_samples > 0;
   step_.announce(batch.has_value(), mine, batch ? batch->place : -1);
   if (!batch) {
@@ -183,12 +183,13 @@ void TrainingLoop::begin_record() {
   has_record_ = true;
 }
 
-TrainingStep::Wishes TrainingLoop::wishes(bool fits_graph) {
-  return {.stop = session_.stop_requested(),
-          .saver_busy = checkpoints_.saver_busy(),
-          .wants_checkpoint = checkpoints_.wants_one(context_.around_the_loop().wants_checkpoint),
-          .fits_graph = fits_graph,
-          .trace = measured_.deep_window.wanted(position_.batches + 1, step_.announcement_rounds())};
+Announcement TrainingLoop::wishes(bool fits_graph) {
+  Announcement mine{.stop = session_.stop_requested()};
+  mine.saver_busy = checkpoints_.saver_busy();
+  mine.wants_checkpoint = checkpoints_.wants_one(context_.around_the_loop().wants_checkpoint);
+  mine.fits_graph = fits_graph;
+  mine.trace = measured_.deep_window.wanted(position_.batches + 1, step_.announcement_rounds());
+  return mine;
 }
 
 // 5. The periodic work.

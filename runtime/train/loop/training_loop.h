@@ -83,7 +83,7 @@ class TrainingLoop {
   void begin_record();
   Outcome end_round(std::int64_t samples, bool stepped);
   // Returns this rank's announcement of the round.
-  TrainingStep::Wishes wishes(bool fits_graph);
+  Announcement wishes(bool fits_graph);
   // Does the periodic work after a batch: metrics, validation, a checkpoint.
   void do_what_is_due(bool stepped);
   Outcome end_of_epoch(const Round& round);

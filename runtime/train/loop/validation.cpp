@@ -277,7 +277,7 @@ void Validation::check_metric() {
   for (const auto& [name, value] : logged) names.push_back(name);
   for (const auto& [name, metric] : context_.around_the_loop().metrics) {
     names.push_back(name);
-    std::visit([](const auto& one) { one->take(); }, metric);
+    std::visit([](const auto& kind) { kind->take(); }, metric);
   }
   require_metrics(names);
 }

@@ -518,8 +518,8 @@ void FlatOptimizer::complete_parts(std::span<const WholeNorms> norms) {
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < open_parts_.size(); ++i) {
     const OpenPart& part = open_parts_[i];
-    const auto segment = std::find_if(segments_.begin(), segments_.end(), [&](const Segment& one) {
-      return one.whole == static_cast<std::ptrdiff_t>(part.parameter);
+    const auto segment = std::find_if(segments_.begin(), segments_.end(), [&](const Segment& candidate) {
+      return candidate.whole == static_cast<std::ptrdiff_t>(part.parameter);
     });
     const auto values_at = [&](const FlatRange& range) {
       return parameters_.groups()[range.group].values.narrow(0, range.begin, range.size());

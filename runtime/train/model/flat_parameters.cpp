@@ -162,14 +162,11 @@ FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicato
 }
 
 at::Tensor FlatParameters::values_of(const Parameter& parameter) const {
-  return groups_[parameter.group].values.as_strided(parameter.gradient.sizes(), parameter.gradient.strides(),
-                                                    parameter.offset);
+  return parameter.view_of(groups_[parameter.group].values);
 }
 
 at::Tensor FlatParameters::source_of(const Parameter& parameter) const {
-  if (!parameter.in_shadow) return values_of(parameter);
-  return groups_[parameter.group].shadow.as_strided(parameter.gradient.sizes(), parameter.gradient.strides(),
-                                                    parameter.offset);
+  return parameter.in_shadow ? parameter.view_of(groups_[parameter.group].shadow) : values_of(parameter);
 }
 
 void FlatParameters::put_into_model(Parameter& parameter, const at::Tensor& lies_at) {
@@ -232,8 +229,7 @@ void FlatParameters::keep_narrow_gradient(std::size_t index) {
     group.narrow_gradients = memory_.own(group.gradients.numel(), group.shadow.scalar_type());
   }
   parameter.narrow_gradient = true;
-  parameter.gradient =
-      group.narrow_gradients.as_strided(parameter.gradient.sizes(), parameter.gradient.strides(), parameter.offset);
+  parameter.gradient = parameter.view_of(group.narrow_gradients);
 }
 
 std::int64_t FlatParameters::release_gradients(const FlatRange& range) {
@@ -298,6 +294,12 @@ void FlatParameters::take_over(std::size_t index) {
   values_of(parameter).copy_(parameter.tensor.detach());
 }
 
+void FlatParameters::take_over(const std::vector<std::uint8_t>& written) {
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    if (written[i]) take_over(i);
+  }
+}
+
 FlatParameters::ValuesInModel::ValuesInModel(FlatParameters& parameters) : parameters_(parameters) {
   const at::NoGradGuard no_grad;
   for (Parameter& parameter : parameters_.parameters_) put_into_model(parameter, parameters_.values_of(parameter));
@@ -308,8 +310,7 @@ FlatParameters::ValuesInModel::ValuesInModel(FlatParameters& parameters, const s
     : parameters_(parameters) {
   const at::NoGradGuard no_grad;
   for (Parameter& parameter : parameters_.parameters_) {
-    at::Tensor view =
-        instead[parameter.group].as_strided(parameter.gradient.sizes(), parameter.gradient.strides(), parameter.offset);
+    at::Tensor view = parameter.view_of(instead[parameter.group]);
     if (as_computed && parameter.in_shadow) view = view.to(parameters_.groups_[parameter.group].shadow.scalar_type());
     if (as_computed && parameter.copy.defined()) view = in_channels_last(view);
     put_into_model(parameter, view);
@@ -330,8 +331,7 @@ void FlatParameters::visit_like(StateVisitor& visitor, std::string_view name, st
                                 const at::Tensor& flat) const {
   for (const Parameter& parameter : parameters_) {
     if (parameter.group != group) continue;
-    visitor.tensor(std::string(name) + "/" + parameter.name,
-                   flat.as_strided(parameter.gradient.sizes(), parameter.gradient.strides(), parameter.offset));
+    visitor.tensor(std::string(name) + "/" + parameter.name, parameter.view_of(flat));
   }
 }
 

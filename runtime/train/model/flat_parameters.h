@@ -55,6 +55,11 @@ class FlatParameters {
     bool narrow_gradient = false;  // keep_narrow_gradient() holds
     at::Tensor copy;               // in channels_last memory; `tensor` is a view of it; undefined: none
     const void* place = nullptr;   // address at which place() has put `tensor`
+
+    // Returns this parameter's view of a tensor that is laid out like its group's.
+    at::Tensor view_of(const at::Tensor& flat) const {
+      return flat.as_strided(gradient.sizes(), gradient.strides(), offset);
+    }
   };
   struct Group {
     at::ScalarType dtype;           // type of the values, which updates change
@@ -117,6 +122,9 @@ class FlatParameters {
   void refresh();
   // To be called after the model has written this tensor: copies its contents to the values.
   void take_over(std::size_t parameter);
+  // The same for each parameter with a 1 (ParameterWatch::written()). Where the model computes with copies
+  // (channels_last), these alone hold what the model, or an optimizer of Python, has written since the last update.
+  void take_over(const std::vector<std::uint8_t>& written);
 
   // During its lifetime the model's tensors are other values than those with which it computes in training: those that
   // updates change, in their type, for writing files.

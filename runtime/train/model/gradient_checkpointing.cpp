@@ -216,11 +216,11 @@ class WrittenBuffers {
   }
   void end() {
     std::set<std::size_t> modules;
-    for (const Watched& one : watched_) {
-      if (one.written || one.buffer._version() != one.version) modules.insert(one.module);
+    for (const Watched& watched : watched_) {
+      if (watched.written || watched.buffer._version() != watched.version) modules.insert(watched.module);
     }
-    for (const Watched& one : watched_) {
-      if (modules.contains(one.module)) written_.push_back(one.buffer);
+    for (const Watched& watched : watched_) {
+      if (modules.contains(watched.module)) written_.push_back(watched.buffer);
     }
     watched_.clear();
   }
@@ -228,7 +228,7 @@ class WrittenBuffers {
   // but save them.
   void saved(const at::Tensor& tensor) {
     if (tensor.requires_grad()) return;
-    for (Watched& one : watched_) one.written = one.written || one.buffer.is_same(tensor);
+    for (Watched& watched : watched_) watched.written = watched.written || watched.buffer.is_same(tensor);
   }
   // Returns all buffers of modules with a written buffer.
   const std::vector<at::Tensor>& buffers() const { return written_; }

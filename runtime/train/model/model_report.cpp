@@ -15,20 +15,12 @@ constexpr std::size_t kMostShapes = 1000;
 }  // namespace
 
 std::string dtype_name(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return "float32";
-    case at::kDouble:
-      return "float64";
-    case at::kHalf:
-      return "float16";
-    case at::kBFloat16:
-      return "bfloat16";
-    case at::kLong:
-      return "int64";
-    default:
-      return c10::toString(type);
-  }
+  if (type == at::kFloat) return "float32";
+  if (type == at::kDouble) return "float64";
+  if (type == at::kHalf) return "float16";
+  if (type == at::kBFloat16) return "bfloat16";
+  if (type == at::kLong) return "int64";
+  return c10::toString(type);
 }
 
 Json describe_model(const FlatParameters& parameters) {

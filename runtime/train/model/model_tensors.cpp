@@ -236,20 +236,20 @@ void SharedBuffers::broadcast_on_host(const std::vector<at::Tensor>& buffers, st
   packed_.resize(bytes);
   const bool is_root = communicator_.rank() == 0;
   std::byte* place = packed_.data();
-  for (const at::Tensor& one : buffers) {
-    if (is_root) std::memcpy(place, one.contiguous().const_data_ptr(), one.nbytes());
-    place += one.nbytes();
+  for (const at::Tensor& buffer : buffers) {
+    if (is_root) std::memcpy(place, buffer.contiguous().const_data_ptr(), buffer.nbytes());
+    place += buffer.nbytes();
   }
   communicator_.broadcast(packed_.data(), bytes, comm::DataType::kUint8, 0).wait();
   if (is_root) return;
   place = packed_.data();
-  for (at::Tensor one : buffers) {
-    if (one.is_contiguous()) {
-      std::memcpy(one.data_ptr(), place, one.nbytes());
+  for (at::Tensor buffer : buffers) {
+    if (buffer.is_contiguous()) {
+      std::memcpy(buffer.data_ptr(), place, buffer.nbytes());
     } else {
-      one.copy_(at::from_blob(place, one.sizes(), one.options()));
+      buffer.copy_(at::from_blob(place, buffer.sizes(), buffer.options()));
     }
-    place += one.nbytes();
+    place += buffer.nbytes();
   }
 }
 
@@ -257,8 +257,8 @@ void SharedBuffers::broadcast_on_device(const std::vector<at::Tensor>& buffers, 
   const at::NoGradGuard no_grad;
   const bool is_root = communicator_.rank() == 0;
   std::vector<at::Tensor> parts;
-  for (const at::Tensor& one : buffers) {
-    if (is_root) parts.push_back(one.contiguous().view({-1}).view(at::kByte));
+  for (const at::Tensor& buffer : buffers) {
+    if (is_root) parts.push_back(buffer.contiguous().view({-1}).view(at::kByte));
   }
   const at::Tensor packed =
       is_root ? at::cat(parts)
@@ -266,10 +266,10 @@ void SharedBuffers::broadcast_on_device(const std::vector<at::Tensor>& buffers, 
   device_communicator_.broadcast(packed.data_ptr(), bytes, comm::DataType::kUint8, 0).wait();
   if (is_root) return;
   std::int64_t begin = 0;
-  for (const at::Tensor& one : buffers) {
-    const auto length = static_cast<std::int64_t>(one.nbytes());
+  for (const at::Tensor& buffer : buffers) {
+    const auto length = static_cast<std::int64_t>(buffer.nbytes());
     // Clones the slice, because a type may need an aligned address.
-    one.copy_(packed.slice(0, begin, begin + length).clone().view(one.scalar_type()).view(one.sizes()));
+    buffer.copy_(packed.slice(0, begin, begin + length).clone().view(buffer.scalar_type()).view(buffer.sizes()));
     begin += length;
   }
 }

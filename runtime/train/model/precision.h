@@ -2,7 +2,6 @@
 // type, and operators that need float32 keep it (docs/performance.md). Backward runs without autocast.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <unordered_map>
 #include <vector>

@@ -147,16 +147,9 @@ TensorMemory::Use TensorMemory::use() const {
 }
 
 comm::DataType comm_type(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return comm::DataType::kFloat32;
-    case at::kDouble:
-      return comm::DataType::kFloat64;
-    case at::kBFloat16:
-      return comm::DataType::kBfloat16;
-    default:
-      break;
-  }
+  if (type == at::kFloat) return comm::DataType::kFloat32;
+  if (type == at::kDouble) return comm::DataType::kFloat64;
+  if (type == at::kBFloat16) return comm::DataType::kBfloat16;
   throw Error(std::string("values of type ") + at::toString(type) + " cannot be exchanged");
 }
 

@@ -35,48 +35,45 @@ class WeightNames {
  public:
   explicit WeightNames(const config::InitialWeights& weights) : weights_(weights) {}
 
-  std::string in_model(const std::string& name_in_file);
+  std::string in_model(const std::string& name_in_file) {
+    std::string name = name_in_file;
+    if (!weights_.strip_prefix.empty() && name.starts_with(weights_.strip_prefix)) {
+      name.erase(0, weights_.strip_prefix.size());
+      stripped_ = true;
+    }
+    std::size_t chosen = weights_.rename.size();
+    for (std::size_t i = 0; i < weights_.rename.size(); ++i) {
+      const std::string& from = weights_.rename[i].first;
+      if (!name.starts_with(from)) continue;
+      renamed_[i] = true;
+      if (chosen == weights_.rename.size() || from.size() > weights_.rename[chosen].first.size()) chosen = i;
+    }
+    if (chosen == weights_.rename.size()) return name;
+    const auto& [from, to] = weights_.rename[chosen];
+    return to + name.substr(from.size());
+  }
+
   // ConfigError if no name began with strip_prefix, or with one of rename's beginnings. `file` is one of the files that
   // were read.
-  void check_used(const std::filesystem::path& file) const;
+  void check_used(const std::filesystem::path& file) const {
+    const auto refuse = [&](const std::string& key, const std::string& beginning) {
+      throw ConfigError("initial_weights." + key + ": no tensor of " + weights_.file.string() +
+                            " has a name that begins with '" + beginning + "'",
+                        "look at the names: python3 -c 'from safetensors import safe_open; "
+                        "print(safe_open(\"" +
+                            file.string() + "\", \"pt\").keys())'");
+    };
+    if (!weights_.strip_prefix.empty() && !stripped_) refuse("strip_prefix", weights_.strip_prefix);
+    for (std::size_t i = 0; i < renamed_.size(); ++i) {
+      if (!renamed_[i]) refuse("rename", weights_.rename[i].first);
+    }
+  }
 
  private:
   const config::InitialWeights& weights_;
   bool stripped_ = false;
   std::vector<bool> renamed_ = std::vector<bool>(weights_.rename.size());
 };
-
-std::string WeightNames::in_model(const std::string& name_in_file) {
-  std::string name = name_in_file;
-  if (!weights_.strip_prefix.empty() && name.starts_with(weights_.strip_prefix)) {
-    name.erase(0, weights_.strip_prefix.size());
-    stripped_ = true;
-  }
-  std::size_t chosen = weights_.rename.size();
-  for (std::size_t i = 0; i < weights_.rename.size(); ++i) {
-    const std::string& from = weights_.rename[i].first;
-    if (!name.starts_with(from)) continue;
-    renamed_[i] = true;
-    if (chosen == weights_.rename.size() || from.size() > weights_.rename[chosen].first.size()) chosen = i;
-  }
-  if (chosen == weights_.rename.size()) return name;
-  const auto& [from, to] = weights_.rename[chosen];
-  return to + name.substr(from.size());
-}
-
-void WeightNames::check_used(const std::filesystem::path& file) const {
-  const auto refuse = [&](const std::string& key, const std::string& beginning) {
-    throw ConfigError("initial_weights." + key + ": no tensor of " + weights_.file.string() +
-                          " has a name that begins with '" + beginning + "'",
-                      "look at the names: python3 -c 'from safetensors import safe_open; "
-                      "print(safe_open(\"" +
-                          file.string() + "\", \"pt\").keys())'");
-  };
-  if (!weights_.strip_prefix.empty() && !stripped_) refuse("strip_prefix", weights_.strip_prefix);
-  for (std::size_t i = 0; i < renamed_.size(); ++i) {
-    if (!renamed_[i]) refuse("rename", weights_.rename[i].first);
-  }
-}
 
 // A tensor in the files.
 struct Stored {
@@ -145,11 +142,11 @@ class WeightLoader {
   LoadedWeights load() {
     compare();
     const std::size_t fitting =
-        std::count_if(wanted_.begin(), wanted_.end(), [](const Wanted& one) { return !one.found.empty(); });
+        std::count_if(wanted_.begin(), wanted_.end(), [](const Wanted& wanted) { return !wanted.found.empty(); });
     if (!differences_.lines.empty() && (options_.strict || fitting == 0)) refuse();
-    for (const Wanted& one : wanted_) copy(one);
+    for (const Wanted& wanted : wanted_) copy(wanted);
     LoadedWeights loaded{source_.from, {}, source_.checkpoint};
-    for (const std::string& one : source_.passed_over) loaded.warnings.push_back("passed over " + one);
+    for (const std::string& name : source_.passed_over) loaded.warnings.push_back("passed over " + name);
     if (!differences_.lines.empty()) {
       loaded.warnings.push_back(what_ + ": " + std::to_string(fitting) + " of the model's " +
                                 std::to_string(wanted_.size()) +
@@ -171,25 +168,26 @@ class WeightLoader {
 
   void compare() {
     std::map<std::string, bool> used;
-    for (Wanted& one : wanted_) {
+    for (Wanted& wanted : wanted_) {
       bool fits = true;
       std::vector<const std::pair<const std::string, Stored>*> found;
-      for (const std::string& name : one.names) {
+      for (const std::string& name : wanted.names) {
         const auto stored = stored_.find(name);
         if (stored == stored_.end()) continue;
         used[name] = true;
-        const std::string wrong = misfit(one.tensor, stored->second);
+        const std::string wrong = misfit(wanted.tensor, stored->second);
         if (!wrong.empty()) differences_.lines.push_back(stored->second.shown(name) + wrong);
         fits &= wrong.empty();
         found.push_back(&*stored);
       }
-      if (found.empty() && !one.may_lack) {
-        std::string line = "'" + one.names.front() + "'";
-        for (std::size_t i = 1; i < one.names.size(); ++i) line += (i == 1 ? " (tied: '" : ", '") + one.names[i] + "'";
-        differences_.lines.push_back(line + (one.names.size() > 1 ? ")" : "") + " is not in the file");
-        differences_.missing.push_back(one.names.front());
+      if (found.empty() && !wanted.may_lack) {
+        std::string line = "'" + wanted.names.front() + "'";
+        for (std::size_t i = 1; i < wanted.names.size(); ++i)
+          line += (i == 1 ? " (tied: '" : ", '") + wanted.names[i] + "'";
+        differences_.lines.push_back(line + (wanted.names.size() > 1 ? ")" : "") + " is not in the file");
+        differences_.missing.push_back(wanted.names.front());
       }
-      if (fits) one.found = std::move(found);
+      if (fits) wanted.found = std::move(found);
     }
     for (const auto& [name, stored] : stored_) {
       if (used.contains(name)) continue;
@@ -225,16 +223,16 @@ class WeightLoader {
     }
   }
 
-  void copy(const Wanted& one) {
+  void copy(const Wanted& wanted) {
     at::Tensor first;
-    for (const auto* stored : one.found) {
+    for (const auto* stored : wanted.found) {
       const at::Tensor values = read_tensor(files_[stored->second.file], *stored->second.entry);
       if (!first.defined()) {
         first = values;
-        at::Tensor(one.tensor).copy_(values);
+        at::Tensor(wanted.tensor).copy_(values);
       } else if (first.scalar_type() != values.scalar_type() ||
                  std::memcmp(first.const_data_ptr(), values.const_data_ptr(), first.nbytes()) != 0) {
-        throw ConfigError(what_ + ": '" + one.found.front()->first + "' and '" + stored->first +
+        throw ConfigError(what_ + ": '" + wanted.found.front()->first + "' and '" + stored->first +
                               "' are one tensor in the model, and differ in " + source_.from,
                           "take one of them out of the file");
       }
@@ -299,7 +297,7 @@ void save_weights(const torch::nn::Module& model, const std::filesystem::path& p
   std::filesystem::create_directories(path.parent_path(), error);
   NamedTensors tensors = state_of(model);
   std::erase_if(tensors,
-                [left_out = left_out_of_weights(model)](const auto& one) { return left_out.contains(one.first); });
+                [left_out = left_out_of_weights(model)](const auto& entry) { return left_out.contains(entry.first); });
   write_safetensors(path, tensors, {{"format", "pt"}});
 }
 

@@ -175,16 +175,16 @@ bool is_known(const at::Tensor& x, const at::Tensor& weight, const std::optional
   for (const c10::SymIntArrayRef list : {stride, padding, dilation}) {
     if (list.empty() || list.size() > 2) return false;
   }
-  for (const c10::SymInt& one : dilation) {
-    if (one != 1) return false;
+  for (const c10::SymInt& extent : dilation) {
+    if (extent != 1) return false;
   }
   if (groups != 1 || x.size(1) != weight.size(1) || weight.numel() < kLeastWeights) return false;
   if (!weight.is_contiguous(at::MemoryFormat::ChannelsLast)) return false;
-  for (const c10::SymInt& one : stride) {
-    if (one < 1) return false;  // libtorch refuses this stride
+  for (const c10::SymInt& step : stride) {
+    if (step < 1) return false;  // libtorch refuses this stride
   }
-  for (const c10::SymInt& one : padding) {
-    if (one < 0) return false;
+  for (const c10::SymInt& extent : padding) {
+    if (extent < 0) return false;
   }
   const Shape shape(x, weight, C10_AS_INTARRAYREF_SLOW(stride), C10_AS_INTARRAYREF_SLOW(padding));
   for (int i = 0; i < 2; ++i) {

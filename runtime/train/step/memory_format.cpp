@@ -23,15 +23,15 @@ const char* word_for(bool channels_last) {
 }  // namespace
 
 MemoryFormat::MemoryFormat(const RunServices& run, FlatParameters& parameters, StepsInFlight& in_flight,
-                           const MemoryFormatOptions& options)
+                           const StepOptions& options)
     : run_(run),
       parameters_(parameters),
       in_flight_(in_flight),
       options_(options),
-      cache_(options.cache_folder, "memory_format", key()) {
+      cache_(options.fusion.cache_folder, "memory_format", key()) {
   if (!parameters.has_convolution_weights()) return;
-  if (options.format != config::MemoryFormat::kAuto) {
-    use(options.format == config::MemoryFormat::kChannelsLast);
+  if (options.memory_format != config::MemoryFormat::kAuto) {
+    use(options.memory_format == config::MemoryFormat::kChannelsLast);
     write_choice();
     return;
   }
@@ -99,7 +99,7 @@ void MemoryFormat::write_choice() {
 }
 
 void MemoryFormat::visit(StateVisitor& visitor) {
-  if (!parameters_.has_convolution_weights() || options_.format != config::MemoryFormat::kAuto || options_.alone)
+  if (!parameters_.has_convolution_weights() || options_.memory_format != config::MemoryFormat::kAuto || options_.alone)
     return;
   std::int64_t steps = comparison_ ? comparison_->steps() : -1;
   bool channels_last = channels_last_;
@@ -127,7 +127,7 @@ Json MemoryFormat::key() const {
           {"threads", at::get_num_threads()},
           {"ranks", run_.world.size},
           {"parameters", shapes},
-          {"batch", options_.batch_per_rank},
+          {"batch", options_.fusion.batch_per_rank},
           {"precision", config::word_of(config::kPrecisions, options_.precision)}};
 }
 

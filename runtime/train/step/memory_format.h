@@ -5,31 +5,22 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 
 #include "device/steps_in_flight.h"
-#include "dtrain/config/optimizations.h"
 #include "exchange/autotune.h"
 #include "model/flat_parameters.h"
 #include "run_services.h"
 #include "state_visitor.h"
+#include "step/step_options.h"
 
 namespace dtrain::train {
-
-struct MemoryFormatOptions {
-  config::MemoryFormat format = config::MemoryFormat::kContiguous;
-  config::Precision precision = config::Precision::kFloat32;
-  std::int64_t batch_per_rank = 0;
-  std::filesystem::path cache_folder;  // for answers that runs remember; empty: none are remembered
-  bool alone = false;                  // this rank trains without the others: it only remembers
-};
 
 class MemoryFormat {
  public:
   // The references outlive it.
   MemoryFormat(const RunServices& run, FlatParameters& parameters, StepsInFlight& in_flight,
-               const MemoryFormatOptions& options);
+               const StepOptions& options);
 
   // True if the order is final.
   bool settled() const { return !comparison_; }
@@ -48,7 +39,7 @@ class MemoryFormat {
   const RunServices& run_;
   FlatParameters& parameters_;
   StepsInFlight& in_flight_;
-  const MemoryFormatOptions options_;
+  const StepOptions options_;
   const RunCache cache_;
   bool channels_last_ = false;
   std::optional<TurnComparison> comparison_;  // set during the comparison

@@ -97,17 +97,10 @@ at::Tensor host_random_state() {
 
 }  // namespace
 
-bool wants_graphs(const rank::RankSession& session) {
-  if (!session.gpu()) return false;
-  switch (session.experiment().optimizations.cuda_graphs) {
-    case config::CudaGraphs::kOff:
-      return false;
-    case config::CudaGraphs::kOn:
-      return true;
-    case config::CudaGraphs::kAuto:
-      break;
-  }
-  return session.experiment().model.has_value();
+bool wants_graphs(const run::RankSession& session) {
+  const config::CudaGraphs graphs = session.experiment().optimizations.cuda_graphs;
+  const bool by_default = graphs == config::CudaGraphs::kAuto && session.experiment().model.has_value();
+  return session.gpu() && (graphs == config::CudaGraphs::kOn || by_default);
 }
 
 StepGraph::StepGraph(rank::RankSession& session, TrainingStep& step, const torch::nn::Module& model, c10::Device device)
@@ -256,9 +249,9 @@ std::vector<at::Tensor> StepGraph::buffers() const {
 bool StepGraph::replaces_buffers(const HostState& before) const {
   const std::vector<at::Tensor> now = model_.buffers();
   return !std::equal(now.begin(), now.end(), before.buffers.begin(), before.buffers.end(),
-                     [](const at::Tensor& one, const at::Tensor& other) {
-                       return one.defined() == other.defined() &&
-                              (!one.defined() || one.data_ptr() == other.data_ptr());
+                     [](const at::Tensor& place, const at::Tensor& other) {
+                       return place.defined() == other.defined() &&
+                              (!place.defined() || place.data_ptr() == other.data_ptr());
                      });
 }
 

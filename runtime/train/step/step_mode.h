@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -118,8 +117,8 @@ class CapturableStep {
  public:
   virtual ~CapturableStep() = default;
 
-  // True if the next step with a batch on every rank gives the device the same work as every later one: no trial of an
-  // alternative is running. The ranks may disagree.
+  // True if the next step with a batch on every rank gives the device the same work as every later one: no comparison
+  // of two ways to compute a step is running. The ranks may disagree.
   virtual bool settled() = 0;
 
   // Called around a batch whose work is captured. Error where the step does something that a graph would not repeat.
@@ -177,14 +176,11 @@ class StepMode {
   // To be called before and after a visit of the training state. begin_visit() reads pending announcements. If the
   // visitor needs complete values, it also gives every rank all values that are divided among the ranks; end_visit()
   // divides them again. Collective.
-  virtual void begin_visit(const StateVisitor& visitor) { static_cast<void>(visitor); }
-  virtual void end_visit(const StateVisitor& visitor) { static_cast<void>(visitor); }
-  virtual void visit(StateVisitor& visitor) { static_cast<void>(visitor); }
+  virtual void begin_visit(const StateVisitor& /*visitor*/) {}
+  virtual void end_visit(const StateVisitor& /*visitor*/) {}
+  virtual void visit(StateVisitor& /*visitor*/) {}
   // As GradientStrategy::gather_state(). Collective.
-  virtual std::vector<at::Tensor> gather_state(std::size_t index) {
-    static_cast<void>(index);
-    return {};
-  }
+  virtual std::vector<at::Tensor> gather_state(std::size_t /*index*/) { return {}; }
   // True if parameters and optimizer state are the same on all ranks after every batch.
   virtual bool state_is_shared() const { return true; }
   // The ranges of parameters and optimizer state that this rank copies for a checkpoint. The ranges of all ranks

@@ -20,16 +20,9 @@ void check(const StepOptions& options, const comm::World& world) {
 }
 
 ParameterTypes parameter_types(const StepOptions& options) {
-  switch (options.precision) {
-    case config::Precision::kFloat32:
-      return {};
-    case config::Precision::kFloat16:
-      return {.shadow = at::kHalf};
-    case config::Precision::kBfloat16:
-      return {.shadow = at::kBFloat16};
-    case config::Precision::kPureBfloat16:
-      break;
-  }
+  if (options.precision == config::Precision::kFloat32) return {};
+  if (options.precision == config::Precision::kFloat16) return {.shadow = at::kHalf};
+  if (options.precision == config::Precision::kBfloat16) return {.shadow = at::kBFloat16};
   // Codecs take float32 gradients.
   const bool compressed = !std::holds_alternative<comm::NoCompression>(options.strategy.compression);
   return {.bfloat16 = true, .gradients = !compressed};
@@ -39,11 +32,6 @@ bool may_keep_narrow_gradients(const StepOptions& options, const comm::World& wo
   return options.precision == config::Precision::kBfloat16 && world.size == 1 && mode_of(options) == Mode::kExchange &&
          options.aggregation_frequency == 1 && options.max_gradient_norm == 0 && options.max_gradient_value == 0 &&
          !options.clips_groups && std::holds_alternative<comm::NoCompression>(options.strategy.compression);
-}
-
-MemoryFormatOptions memory_format_options(const StepOptions& options) {
-  return {options.memory_format, options.precision, options.fusion.batch_per_rank, options.fusion.cache_folder,
-          options.alone};
 }
 
 FusionOptions fusion_options(const StepOptions& options, int world_size) {

@@ -9,7 +9,6 @@
 #include "exchange/fusion.h"
 #include "exchange/strategy_picker.h"
 #include "model/flat_parameters.h"
-#include "step/memory_format.h"
 
 namespace dtrain::train {
 
@@ -40,7 +39,6 @@ void check(const StepOptions& options, const comm::World& world);
 ParameterTypes parameter_types(const StepOptions& options);
 // True if FlatParameters::keep_narrow_gradient() is allowed: only the update reads the gradients of a batch.
 bool may_keep_narrow_gradients(const StepOptions& options, const comm::World& world);
-MemoryFormatOptions memory_format_options(const StepOptions& options);
 FusionOptions fusion_options(const StepOptions& options, int world_size);
 
 }  // namespace dtrain::train

@@ -118,15 +118,10 @@ std::uint64_t digest_of_rates(const FlatOptimizer& optimizer) {
 
 // Collective. The ranks' parameters are the same.
 std::unique_ptr<StepMode> make_mode(const StepParts& parts, const ExchangeParts& more, const StepOptions& options) {
-  switch (mode_of(options)) {
-    case Mode::kAlone:
-      return std::make_unique<AloneMode>(parts, options.strategy.sharded == config::ShardedOptimizer::kOn);
-    case Mode::kLocal:
-      return std::make_unique<LocalMode>(parts, *options.local_sgd, options.strategy.seed);
-    case Mode::kExchange:
-      break;
-  }
-  return std::make_unique<ExchangeMode>(parts, more, options.strategy);
+  const Mode mode = mode_of(options);
+  if (mode == Mode::kAlone) return make_alone_mode(parts, options.strategy.sharded == config::ShardedOptimizer::kOn);
+  if (mode == Mode::kLocal) return make_local_mode(parts, *options.local_sgd, options.strategy.seed);
+  return make_exchange_mode(parts, more, options.strategy);
 }
 
 }  // namespace
@@ -142,7 +137,7 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
       optimizer_(flat_optimizer(wrapped, parameters_, options.ema)),
       exchange_(parameters_, run_.communicator, run_.device_communicator, run_.recorder),
       in_flight_(parameters_.memory().device(), run_.device_communicator, run_.recorder),
-      memory_format_(run_, parameters_, in_flight_, memory_format_options(options)),
+      memory_format_(run_, parameters_, in_flight_, options),
       scaler_(make_scaler(wrapped, options, parameters_)),
       watch_(*model_, parameters_),
       mode_(make_mode({.run = run_,
@@ -175,19 +170,14 @@ LossScalingReport* TrainingStep::begin_report(const StepOptions& options) {
   return &scaling_report_.emplace(run_, in_flight_, *scaler_, mode_of(options) == Mode::kLocal);
 }
 
-void TrainingStep::announce(bool has_batch, const Wishes& wishes, std::int64_t place) {
+void TrainingStep::announce(bool has_batch, Announcement mine, std::int64_t place) {
   if (has_batch) window_.add_batch();
   place_ = has_batch ? place : -1;
-  mode_->vote().announce({.has_batch = has_batch,
-                          .stop = wishes.stop,
-                          .trace = wishes.trace,
-                          .last_batch = window_.rounds_begun() - in_flight_.lag(),
-                          .saver_busy = wishes.saver_busy,
-                          .wants_checkpoint = wishes.wants_checkpoint,
-                          .fits_graph = wishes.fits_graph,
-                          .counts_for_all = wishes.counts_for_all,
-                          .rates = has_batch ? digest_of_rates(optimizer_) : 0,
-                          .place = static_cast<std::uint64_t>(place) + 1});
+  mine.has_batch = has_batch;
+  mine.last_batch = window_.rounds_begun() - in_flight_.lag();
+  mine.rates = has_batch ? digest_of_rates(optimizer_) : 0;
+  mine.place = static_cast<std::uint64_t>(place) + 1;
+  mode_->vote().announce(mine);
 }
 
 // Rates and places are compared when the ranks read the round, so all ranks come here together.
@@ -424,17 +414,8 @@ std::vector<at::Tensor> TrainingStep::weight_averages() {
   return averages;
 }
 
-// Where the model computes with copies (channels_last), the copies alone hold the values that the model, or an
-// optimizer of Python, has written since the last update.
-void TrainingStep::take_over_written() {
-  const std::vector<std::uint8_t> written = watch_.written();
-  for (std::size_t i = 0; i < written.size(); ++i) {
-    if (written[i]) parameters_.take_over(i);
-  }
-}
-
 void TrainingStep::visit(StateVisitor& visitor) {
-  if (!visitor.replaces()) take_over_written();
+  if (!visitor.replaces()) parameters_.take_over(watch_.written());
   ModelState rest(*model_);
   mode_->begin_visit(visitor);
   visitor.part("parameters", parameters_);

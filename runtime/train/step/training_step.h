@@ -18,6 +18,7 @@
 #include "run_services.h"
 #include "state_visitor.h"
 #include "step/aggregation_window.h"
+#include "step/memory_format.h"
 #include "step/stability.h"
 #include "step/step_mode.h"
 #include "step/step_options.h"
@@ -30,19 +31,10 @@ class TrainingStep : private CapturableStep {
   TrainingStep(const TrialContext::Wrapped& wrapped, const RunServices& run, const StepOptions& options);
   TrainingStep& operator=(TrainingStep&&) = delete;
 
-  // To be called in every round before the batch: announces the batch to the other ranks. Rank 0 may also announce a
-  // trace window. Never waits.
-  struct Wishes {
-    bool stop = false;              // the rank was asked to stop
-    bool saver_busy = false;        // its host's saver cannot take a checkpoint yet
-    bool wants_checkpoint = false;  // it asks for a checkpoint
-    bool fits_graph = false;        // it can run the batch as a graph
-    bool counts_for_all = false;    // as Announcement::counts_for_all
-    std::optional<profile::TraceWindow> trace{};
-  };
-  // `place`: Batch::place of the batch. If places or learning rates differ, all ranks throw the same error when they
-  // read the round.
-  void announce(bool has_batch, const Wishes& wishes, std::int64_t place = -1);
+  // To be called in every round before the batch: announces it to the other ranks, with `mine`, whose batches, rates
+  // and place are filled in here. Never waits. `place`: Batch::place of the batch. If places or learning rates differ,
+  // all ranks throw the same error when they read the round.
+  void announce(bool has_batch, Announcement mine, std::int64_t place = -1);
   // Waits for the announcements of all ranks for the last announced round.
   Round agree() { return mode_->vote().agree(); }
 
@@ -108,7 +100,7 @@ class TrainingStep : private CapturableStep {
   // While this object lives, the model's tensors hold the values that training updates, in their type. Between two
   // batches.
   FlatParameters::ValuesInModel values_in_model() {
-    take_over_written();
+    parameters_.take_over(watch_.written());
     return FlatParameters::ValuesInModel(parameters_);
   }
 
@@ -143,7 +135,6 @@ class TrainingStep : private CapturableStep {
   void compute_in_shadow();
   // Throws the error of this difference. Collective.
   void explain(Difference difference);
-  void take_over_written();
   // Returns the parameters of these models, which alone get a gradient.
   std::vector<at::Tensor> inputs_of(const std::vector<std::string>& models) const;
   void read_loss(const at::Tensor& loss);

@@ -3,59 +3,21 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <string>
 #include <thread>
-#include <vector>
 
-#include "dtrain/base/clock.h"
 #include "dtrain/profile/trace_file.h"
 #include "dtrain/rank/rank_session.h"
 
 namespace dtrain::train {
 
-// The trace of libtorch's profiler (Kineto). Any thread may save it.
-class KinetoTrace {
- public:
-  struct Impl;
-  explicit KinetoTrace(std::unique_ptr<Impl> impl);
-  ~KinetoTrace();
-  // Chrome trace JSON, not compressed. A full disk is not reported: the reader must check the file.
-  void save(const std::filesystem::path& path);
-  const std::vector<profile::TraceClockPoint>& clock() const;
-  // Returns the events that the profiler was to record and did not (the work of a GPU), and why. Empty: none.
-  const std::string& missing() const;
+class KinetoRecording;
+class KinetoTrace;
 
- private:
-  std::unique_ptr<Impl> impl_;
-};
-
-// Records the times of this rank's operators while a window is open. The thread that starts a session also marks its
-// steps and stops it. A process has one session at a time, because libtorch has one profiler.
-class KinetoSession {
- public:
-  // c10::Error when another profiler is active.
-  KinetoSession(const Clock& clock, bool with_gpu);
-  ~KinetoSession();  // discards a session that was not stopped
-  KinetoSession& operator=(KinetoSession&&) = delete;
-
-  // Marks a step in the trace as "ProfilerStep#<batch>", the name that readers of traces expect.
-  void begin_step(std::int64_t batch);
-  void end_step();
-  // Returns the number of operators recorded up to the last begin_step().
-  std::int64_t operators() const;
-  std::unique_ptr<KinetoTrace> stop();
-
- private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
-};
-
-// All ranks trace the same batches: those of profiling.trace, and
-// those that rank 0 announces (TraceSchedule) on a request during the run.
+// All ranks trace the same batches: those of profiling.trace, and those that rank 0 announces (TraceSchedule) on a
+// request during the run.
 //
 // Used by the training thread. A separate thread compresses and writes files; the next window, and the end of training,
 // wait for that thread. A trace that cannot be written is a warning and an event, and never ends the run.
@@ -94,7 +56,7 @@ class DeepWindow {
   std::optional<profile::TraceWindow> configured_;
   std::optional<profile::TraceWindow> closed_;  // not opened again, because it was cut
   std::optional<profile::TraceWindow> window_;  // the open window
-  std::unique_ptr<KinetoSession> kineto_;
+  std::unique_ptr<KinetoRecording> kineto_;
   std::unique_ptr<profile::TraceLog> log_;
   int files_ = 0;
   std::thread writer_;

@@ -45,10 +45,10 @@ constexpr std::int64_t kCounted[] = {2, 3, 5, 9, 17, 33};  // batches, from 1
 struct OperatorFacts {
   bool counts = false;
   std::string name;
-  std::optional<FlopKind> flops;
-  bool gathers = false;        // reads as many bytes of its first tensor as it writes
-  bool writes = false;         // writes an argument: its outputs may be its inputs
-  std::vector<bool> not_read;  // by argument: true if only written
+  const FlopFormula* formula = nullptr;  // null: it has no FLOPs
+  bool gathers = false;                  // reads as many bytes of its first tensor as it writes
+  bool writes = false;                   // writes an argument: its outputs may be its inputs
+  std::vector<bool> not_read;            // by argument: true if only written
 };
 
 bool is_one_of(std::string_view name, std::initializer_list<std::string_view> names) {
@@ -78,7 +78,7 @@ OperatorFacts facts_from(const c10::OperatorName& name) {
   }
   if (views) return facts;
   facts.counts = true;
-  facts.flops = flop_kind(name.name);
+  facts.formula = flop_formula(name.name);
   facts.gathers =
       is_one_of(name.name, {"aten::embedding", "aten::index", "aten::index_select", "aten::gather", "aten::take"});
   for (const c10::Argument& argument : schema.arguments()) {
@@ -165,10 +165,9 @@ void look_at_inputs(Call& call, c10::ArrayRef<const c10::IValue> inputs) {
       count.bytes += bytes;
     });
   }
-  if (!facts.flops) return;
-  count.flops = flops_of(*facts.flops, inputs);
-  const bool convolution = facts.flops == FlopKind::kConvolution || facts.flops == FlopKind::kConvolutionBackward;
-  if (!convolution) return;
+  if (!facts.formula) return;
+  count.flops = facts.formula->flops(inputs);
+  if (!facts.formula->is_convolution) return;
   bool channels_last = false;
   for (const c10::IValue& input : inputs) {
     each_tensor(input, [&](const at::Tensor& tensor) { channels_last = channels_last || is_channels_last(tensor); });
@@ -189,8 +188,10 @@ void look_at_outputs(Call& call, const std::vector<c10::IValue>& outputs) {
       written += bytes_of(tensor);
     });
   }
-  if (moved_nothing) call.count.bytes = 0;
-  if (moved_nothing) return;
+  if (moved_nothing) {
+    call.count.bytes = 0;
+    return;
+  }
   call.count.bytes += written;
   if (call.facts->gathers) call.count.bytes += written - call.first_bytes;
 }
@@ -203,8 +204,9 @@ std::unique_ptr<at::ObserverContext> begin_operator(const at::RecordFunction& fu
   const OperatorFacts& facts = facts_of(*name);
   if (open_call) {
     // Autocast calls an operator again with cast arguments, which have the type of the arithmetic.
-    if (facts.flops && open_call->facts->flops && first_factor(*facts.flops) < function.inputs().size()) {
-      const c10::IValue& factor = function.inputs()[first_factor(*facts.flops)];
+    const FlopFormula* const formula = facts.formula;
+    if (formula && open_call->facts->formula && formula->first_factor < function.inputs().size()) {
+      const c10::IValue& factor = function.inputs()[formula->first_factor];
       if (factor.isTensor()) open_call->count.dtype = dtype_name(factor.toTensor().scalar_type());
     }
     return nullptr;
@@ -306,10 +308,10 @@ void CountedBatches::end(std::int64_t batch, std::int64_t samples) {
   std::int64_t flops = 0;
   double seconds = 0;
   std::map<std::string, std::int64_t> by_type;
-  for (const profile::OperatorCount& one : operators) {
-    flops += one.flops;
-    seconds += one.seconds.value_or(0);
-    if (one.flops > 0) by_type[one.dtype] += one.flops;
+  for (const profile::OperatorCount& count : operators) {
+    flops += count.flops;
+    seconds += count.seconds.value_or(0);
+    if (count.flops > 0) by_type[count.dtype] += count.flops;
   }
   const auto all_samples = static_cast<double>(samples);
   ++counts_.counted;

@@ -5,35 +5,22 @@
 // formulas for GPUs; in Python from 2.15 on) and oneDNN's recurrent layers (counted as their matrix products).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string_view>
-#include <vector>
 
 #include <ATen/core/ivalue.h>
 
 namespace dtrain::train {
 
-enum class FlopKind : std::uint8_t {
-  kMm,                   // [m, k] x [k, n]
-  kAddmm,                // after an addend, the arguments of the kind above
-  kBmm,                  // [b, m, k] x [b, k, n]
-  kBaddbmm,              // after an addend, the arguments of the kind above
-  kConvolution,          // arguments of aten::convolution
-  kConvolutionBackward,  // arguments of aten::convolution_backward
-  kAttention,            // query, key, value of [batch, heads, length, features]
-  kAttentionBackward,    // kAttention after the output's gradient
-  kRecurrentLayer,       // input [length, batch, features], weight of the input, weight of the state
-  kRecurrentLayerBackward
+struct FlopFormula {
+  std::string_view name;  // of the operator, without its overload: "aten::mm"
+  std::int64_t (*flops)(c10::ArrayRef<const c10::IValue> arguments);  // 0 if the arguments are not the operator's
+  std::size_t first_factor = 0;  // index of the argument whose type is that of the arithmetic
+  bool is_convolution = false;
 };
 
-// Returns the kind of an operator, named without its overload ("aten::mm"); empty: the operator has no FLOPs.
-std::optional<FlopKind> flop_kind(std::string_view name);
-
-// Returns the index of the argument whose type is that of the arithmetic.
-std::size_t first_factor(FlopKind kind);
-
-// Returns 0 if the arguments are not those of the kind.
-std::int64_t flops_of(FlopKind kind, c10::ArrayRef<const c10::IValue> arguments);
+// Returns null for an operator that has no FLOPs.
+const FlopFormula* flop_formula(std::string_view name);
 
 }  // namespace dtrain::train

@@ -1,4 +1,4 @@
-// A model from a file, which ModelTrial trains: TorchScript (script_model.h) or a program of torch.export
+// A model from a file, which ModelTrial trains: TorchScript (script_model.cpp) or a program of torch.export
 // (file_model.cpp). Training thread.
 #pragma once
 
@@ -13,6 +13,8 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 #include <torch/nn/module.h>
+
+#include "dtrain/train/trial.h"
 
 namespace dtrain::worker {
 
@@ -91,6 +93,9 @@ class FileModel {
   virtual const char* extension() const = 0;
 };
 
+// Returns the type of the first parameter that requires a gradient.
+at::ScalarType trained_type(const torch::nn::Module& model);
+
 // ConfigError: those of ScriptModel and ExportedFile.
 std::unique_ptr<FileModel> load_model(const std::filesystem::path& file);
 
@@ -99,5 +104,12 @@ std::unique_ptr<FileModel> load_model(const std::filesystem::path& file);
 // tensor has to require a gradient; also if `trained` lacks a tensor or has one of another shape or type, or if the
 // file has none of the parameters that are trained, or is of another kind.
 std::unique_ptr<FileModel> load_eval_model(const std::filesystem::path& file, const FileModel& trained);
+
+// The same for files of TorchScript.
+std::unique_ptr<FileModel> make_script_model(const std::filesystem::path& file);
+std::unique_ptr<FileModel> make_script_model(const std::filesystem::path& file, const FileModel& trained);
+
+// Returns the trial of a `model:` experiment. ConfigError: those of load_model(), and keys that do not fit the model.
+std::unique_ptr<Trial> make_model_trial(TrialContext& context);
 
 }  // namespace dtrain::worker

@@ -36,6 +36,17 @@ at::Tensor target_like_output(const LossInput& input, const char* loss) {
   return target.to(output.scalar_type());
 }
 
+void check_class_range(const at::Tensor& targets, std::int64_t classes) {
+  if (targets.numel() == 0) return;
+  const auto [least, most] = at::aminmax(targets);
+  for (const std::int64_t value : {least.item<std::int64_t>(), most.item<std::int64_t>()}) {
+    if (value >= 0 && value < classes) continue;
+    throw DataError("the target has class " + std::to_string(value) + ", the model's output " +
+                        std::to_string(classes) + " classes (0 to " + std::to_string(classes - 1) + ")",
+                    "give the model one output for each class, or correct the targets");
+  }
+}
+
 void check_output(const at::Tensor& output) {
   if (output.is_floating_point()) return;
   throw Error("the model's output is " + describe(output) + ": a loss needs floating-point numbers",

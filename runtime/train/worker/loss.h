@@ -56,6 +56,9 @@ struct ScoredTargets {
 // [batch, 1]. Error if the shapes differ otherwise. `loss`: the loss's word.
 at::Tensor target_like_output(const LossInput& input, const char* loss);
 
+// DataError unless all targets, which are in host memory, are classes from 0 to `classes` - 1.
+void check_class_range(const at::Tensor& targets, std::int64_t classes);
+
 // Throws an Error if the output is not floating point.
 void check_output(const at::Tensor& output);
 

@@ -24,7 +24,6 @@
 #include "exported/exported_model.h"
 #include "model/weights.h"
 #include "worker/file_model.h"
-#include "worker/model_trial.h"
 
 namespace dtrain::worker {
 namespace {
@@ -179,7 +178,7 @@ Json inspect_json(const ExportedModel& model) {
 
 std::string words(const Json& list) {
   std::vector<std::string> texts;
-  for (const Json& one : list) texts.push_back(one.is_string() ? one.get<std::string>() : one.dump());
+  for (const Json& item : list) texts.push_back(item.is_string() ? item.get<std::string>() : item.dump());
   return join(texts, ", ");
 }
 
@@ -198,8 +197,8 @@ std::string inspect_text(const Json& json) {
       << ", format " << json["format"].get<std::string>() << "\n";
   print_tensors(out, "inputs", json["inputs"]);
   const Json& outputs = json["outputs"];
-  const bool one = outputs.size() == 1 && outputs[0] == "";
-  out << "outputs\n  " << (one ? "one tensor" : words(outputs)) << "\n";
+  const bool is_single = outputs.size() == 1 && outputs[0] == "";
+  out << "outputs\n  " << (is_single ? "one tensor" : words(outputs)) << "\n";
   print_tensors(out, "parameters", json["parameters"]);
   if (!json["buffers"].empty()) print_tensors(out, "buffers", json["buffers"]);
   out << "operators\n";
@@ -283,6 +282,5 @@ int main(int argc, char** argv) {
     });
   }
   if (command == "--inspect") return run_command("dtrain", [&] { inspect(argc, argv); });
-  const auto make_trial = [](dtrain::TrialContext& context) { return std::make_unique<ModelTrial>(context); };
-  return dtrain::run_trial(argc, argv, make_trial, /*for_model=*/true);
+  return dtrain::run_trial(argc, argv, make_model_trial, /*for_model=*/true);
 }

@@ -1,4 +1,4 @@
-#include "worker/script_code.h"
+#include "worker/script_file.h"
 
 #include <algorithm>
 #include <array>

@@ -36,7 +36,26 @@ class NarrowTensors final : public TensorCodec {
   std::vector<at::Tensor> state_memory() override { return defined_of(residuals_); }
 
   // Returns scale * values + error feedback in the narrow type.
-  at::Tensor encode(const TensorBucket& bucket, double scale);
+  at::Tensor encode(const TensorBucket& bucket, double scale) {
+    at::Tensor value = bucket.values.mul(static_cast<float>(scale));
+    at::Tensor residual;
+    if (half_) {
+      const at::Tensor alone = value.abs();
+      context_.underflowed.add_(alone.le(kRoundsToZero).logical_and_(alone.gt(0)).sum());
+      residual = residuals_[bucket.group].narrow(0, bucket.begin, value.numel());
+      value.add_(residual);
+    }
+    const at::Tensor beyond = value.abs().gt(limit_).logical_and_(value.isfinite());
+    context_.saturated.add_(beyond.sum());
+    value = at::where(beyond, value.clamp(-limit_, limit_), value);
+    at::Tensor narrow = value.to(half_ ? at::kHalf : at::kBFloat16);
+    if (half_) {
+      const at::Tensor keeps = value.abs().lt(kLeastNormalHalf).logical_not_();
+      residual.copy_(value.sub(narrow.to(at::kFloat)).masked_fill_(keeps, 0));
+    }
+    return narrow;
+  }
+
   void decode(const TensorBucket& bucket, const at::Tensor& narrow) { bucket.values.copy_(narrow); }
   comm::Work exchange(const at::Tensor& narrow, int bucket) {
     return context_.communicator.all_reduce(narrow.data_ptr(), static_cast<std::size_t>(narrow.numel()),
@@ -50,26 +69,6 @@ class NarrowTensors final : public TensorCodec {
   float limit_ = 0;
   std::vector<at::Tensor> residuals_, parts_;  // for float16 only
 };
-
-at::Tensor NarrowTensors::encode(const TensorBucket& bucket, double scale) {
-  at::Tensor value = bucket.values.mul(static_cast<float>(scale));
-  at::Tensor residual;
-  if (half_) {
-    const at::Tensor alone = value.abs();
-    context_.underflowed.add_(alone.le(kRoundsToZero).logical_and_(alone.gt(0)).sum());
-    residual = residuals_[bucket.group].narrow(0, bucket.begin, value.numel());
-    value.add_(residual);
-  }
-  const at::Tensor beyond = value.abs().gt(limit_).logical_and_(value.isfinite());
-  context_.saturated.add_(beyond.sum());
-  value = at::where(beyond, value.clamp(-limit_, limit_), value);
-  at::Tensor narrow = value.to(half_ ? at::kHalf : at::kBFloat16);
-  if (half_) {
-    const at::Tensor keeps = value.abs().lt(kLeastNormalHalf).logical_not_();
-    residual.copy_(value.sub(narrow.to(at::kFloat)).masked_fill_(keeps, 0));
-  }
-  return narrow;
-}
 
 }  // namespace
 

@@ -54,14 +54,7 @@ bool check_classes(const Settings& settings, const LossInput& input, const at::T
         "set ignore_index: -100 in loss, with which each target that counts has the same part in a step");
   }
   if (ignores) target = counted(settings, target);
-  if (target.numel() == 0) return ignores;
-  const auto [least, most] = at::aminmax(target);
-  for (const std::int64_t value : {least.item<std::int64_t>(), most.item<std::int64_t>()}) {
-    if (value >= 0 && value < classes) continue;
-    throw DataError("the target has class " + std::to_string(value) + ", the model's output " +
-                        std::to_string(classes) + " classes (0 to " + std::to_string(classes - 1) + ")",
-                    "give the model one output for each class, or correct the targets");
-  }
+  check_class_range(target, classes);
   return ignores;
 }
 

@@ -1,4 +1,3 @@
-
 #include <ATen/ATen.h>
 
 #include "dtrain/base/error.h"
@@ -41,14 +40,7 @@ void check_labels(const config::Ctc& settings, const at::Tensor& target, const a
   }
   const at::Tensor inside = at::arange(target.size(1), at::kLong).unsqueeze(0).lt(target_lengths.unsqueeze(1));
   const at::Tensor labels = target.masked_select(inside);
-  if (labels.numel() == 0) return;
-  const auto [least, most] = at::aminmax(labels);
-  for (const std::int64_t value : {least.item<std::int64_t>(), most.item<std::int64_t>()}) {
-    if (value >= 0 && value < classes) continue;
-    throw DataError("the target has class " + std::to_string(value) + ", the model's output " +
-                        std::to_string(classes) + " classes (0 to " + std::to_string(classes - 1) + ")",
-                    "give the model one output for each class, or correct the targets");
-  }
+  check_class_range(labels, classes);
   if (!labels.eq(settings.blank).any().item<bool>()) return;
   throw DataError("the target has class " + std::to_string(settings.blank) + ", which is the blank of loss ctc",
                   "leave blanks out of the targets, or choose another class with loss.blank");

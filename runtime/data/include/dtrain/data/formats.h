@@ -85,8 +85,6 @@ struct Idx {
                                                 .examples = R"(["train-labels-idx1-ubyte.gz"])"}};
   // True if features with the shape [H, W] for a sample are images, which the model gets as [1, H, W].
   static constexpr bool kImages = true;
-  // True if a sample is a sequence with a target at each of its positions; the loss must take sequences then.
-  static constexpr bool kSequences = false;
 
   // Features become floating point and are multiplied by this. Missing: uint8 is multiplied by 1/255, other integers
   // are not changed.
@@ -110,8 +108,6 @@ struct Npy {
   static constexpr std::array kSource{
       SourceKey{.name = "features", .text = kOneOfTwoFiles, .must_be = "the path of a .npy file"},
       SourceKey{.name = "target", .text = kOneOfTwoFiles, .must_be = "the path of a .npy file"}};
-  static constexpr bool kImages = false;
-  static constexpr bool kSequences = false;
 
   std::optional<double> scale;
   InMemory in_memory = InMemory::kAuto;
@@ -143,8 +139,6 @@ struct Safetensors {
                                                 .must_be = "the name of a tensor in the file",
                                                 .is_file = false,
                                                 .fallback = "target"}};
-  static constexpr bool kImages = false;
-  static constexpr bool kSequences = false;
 
   std::optional<double> scale;
   std::vector<std::string> more_inputs;  // fields 2 and on of the data set
@@ -174,7 +168,7 @@ struct Tokens {
   static constexpr const char* kText = "one sequence of numbers without a header.";
   static constexpr std::array kSource{
       SourceKey{.name = "file", .text = kTheFile, .must_be = "the path of a file of tokens"}};
-  static constexpr bool kImages = false;
+  // True if a sample is a sequence with a target at each of its positions; the loss must take sequences then.
   static constexpr bool kSequences = true;
 
   TokenType token_type = TokenType::kUint16;
@@ -209,8 +203,6 @@ struct Raw {
   static constexpr std::array kSource{
       SourceKey{.name = "features", .text = kOneOfTwoFiles, .must_be = "the path of a file of numbers"},
       SourceKey{.name = "target", .text = kOneOfTwoFiles, .must_be = "the path of a file of numbers"}};
-  static constexpr bool kImages = false;
-  static constexpr bool kSequences = false;
 
   ElementType features_type = ElementType::kFloat32, target_type = ElementType::kInt64;
   std::vector<std::int64_t> features_shape, target_shape;  // of a sample
@@ -250,8 +242,6 @@ struct Csv {
   static constexpr const char* kText = "one table, a line for each sample; all columns but the target are features.";
   static constexpr std::array kSource{SourceKey{
       .name = "file", .text = kTheFile, .must_be = "the path of a .csv file", .examples = R"(["train.csv"])"}};
-  static constexpr bool kImages = false;
-  static constexpr bool kSequences = false;
 
   bool header = true;
   CsvDelimiter delimiter = CsvDelimiter::kComma;
@@ -294,8 +284,6 @@ struct ImageFolder {
                                                 .text = "the folder with a folder for each class.",
                                                 .must_be = "the path of a folder",
                                                 .examples = R"(["train"])"}};
-  static constexpr bool kImages = false;
-  static constexpr bool kSequences = false;
 
   bool scaled_decoding = false;
 
@@ -317,8 +305,6 @@ struct Shards {
                 .text = "the shards: a path in which * and ? stand for any letters, and {000..146} for numbers.",
                 .must_be = "a path of tar files",
                 .examples = R"(["train-*.tar", "train-{000..146}.tar"])"}};
-  static constexpr bool kImages = false;
-  static constexpr bool kSequences = false;
 
   bool scaled_decoding = false;
 
@@ -375,7 +361,12 @@ std::span<const SourceKey> source_keys(const std::variant<Formats...>& format) {
 
 template <class... Formats>
 bool has_sequences(const std::variant<Formats...>& format) {
-  return std::visit([](const auto& held) { return held.kSequences; }, format);
+  return std::visit(
+      [](const auto& held) {
+        if constexpr (requires { held.kSequences; }) return held.kSequences;
+        return false;
+      },
+      format);
 }
 
 // The words of the formats whose samples are sequences.
