@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "experiment/conditions.h"
 #include "keys/visitors.h"
 
 namespace dtrain::config {
@@ -188,12 +189,9 @@ void resolve(Section& section, CheckpointStorage& storage) {
 }
 
 Json storage_needs_type() {
-  return Json::parse(R"({
-    "if": {"properties": {"type": {"const": null}}},
-    "then": {
-      "properties": {"host_path": false, "storage_path": false, "propagation": false, "container_path": false}
-    }
-  })");
+  return if_then(
+      allows({{"type", {{"const", nullptr}}}}),
+      allows({{"host_path", false}, {"storage_path", false}, {"propagation", false}, {"container_path", false}}));
 }
 
 const TextRule kWeightsPath{
@@ -214,10 +212,8 @@ void check_together(Section& section, const InitialWeights& weights) {
 
 // Returns the condition of check_together() as a schema.
 Json training_state_is_whole() {
-  return Json::parse(R"({
-    "if": {"required": ["training_state"], "properties": {"training_state": {"const": true}}},
-    "then": {"properties": {"strict": false, "convert_types": false, "strip_prefix": false, "rename": false}}
-  })");
+  return if_then(is_given("training_state", {{"const", true}}),
+                 allows({{"strict", false}, {"convert_types", false}, {"strip_prefix", false}, {"rename", false}}));
 }
 
 std::unique_ptr<KeyType> rename_form(Renames& rename) {

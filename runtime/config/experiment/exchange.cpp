@@ -1,6 +1,7 @@
 // `optimizations`: the keys that take several forms, and which keys exclude each other.
 #include "document/value.h"
 #include "dtrain/config/optimizations.h"
+#include "experiment/conditions.h"
 #include "keys/visitors.h"
 
 namespace dtrain::config {
@@ -153,39 +154,21 @@ void check_together(Section& section, const Optimizations& o) {
 
 // Returns the conditions of check_together() as a schema.
 Json optimizations_together() {
-  return Json::parse(R"({
-    "allOf": [
-      {
-        "if": {"required": ["local_sgd"], "properties": {"local_sgd": {"type": "object"}}},
-        "then": {
-          "properties": {
-            "gradient_compression": {"enum": [false, null, "false"]},
-            "sharded_optimizer": {"enum": ["auto", false, "false"]},
-            "sharded_gradients": {"enum": ["auto", false, "false"]},
-            "ema": {"const": 0},
-            "auto_tune_tensor_fusion": {"const": false}
-          }
-        }
-      },
-      {
-        "if": {
-          "required": ["gradient_compression"],
-          "properties": {"gradient_compression": {"not": {"enum": [false, null, "false"]}}}
-        },
-        "then": {
-          "properties": {
-            "sharded_optimizer": {"enum": ["auto", false, "false"]},
-            "sharded_gradients": {"enum": ["auto", false, "false"]},
-            "auto_tune_tensor_fusion": {"const": false}
-          }
-        }
-      },
-      {
-        "if": {"required": ["sharded_optimizer"], "properties": {"sharded_optimizer": {"enum": [false, "false"]}}},
-        "then": {"properties": {"sharded_gradients": {"enum": ["auto", false, "false"]}}}
-      }
-    ]
-  })");
+  const Json no_compression{{"enum", {false, nullptr, "false"}}};
+  const Json not_true{{"enum", {"auto", false, "false"}}};
+  return {
+      {"allOf",
+       {if_then(is_given("local_sgd", {{"type", "object"}}), allows({{"gradient_compression", no_compression},
+                                                                     {"sharded_optimizer", not_true},
+                                                                     {"sharded_gradients", not_true},
+                                                                     {"ema", {{"const", 0}}},
+                                                                     {"auto_tune_tensor_fusion", {{"const", false}}}})),
+        if_then(is_given("gradient_compression", {{"not", no_compression}}),
+                allows({{"sharded_optimizer", not_true},
+                        {"sharded_gradients", not_true},
+                        {"auto_tune_tensor_fusion", {{"const", false}}}})),
+        if_then(is_given("sharded_optimizer", {{"enum", {false, "false"}}}),
+                allows({{"sharded_gradients", not_true}}))}}};
 }
 
 }  // namespace dtrain::config

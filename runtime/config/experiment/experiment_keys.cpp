@@ -5,6 +5,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/config/resources.h"
+#include "experiment/conditions.h"
 #include "keys/visitors.h"
 
 namespace dtrain::config {
@@ -80,147 +81,52 @@ std::string not_with_tls(const std::string& whose) {
 
 // The schema also limits how the cores of CPUs can be divided.
 Json what_cpus_support() {
-  return Json::parse(R"({
-    "allOf": [
-      {
-        "if": {
-          "required": ["resources"],
-          "properties": {"resources": {"required": ["slot_type"], "properties": {"slot_type": {"const": "cpu"}}}}
-        },
-        "then": {
-          "properties": {
-            "optimizations": {"properties": {"mixed_precision": {"not": {"enum": ["fp16", "O1"]}}}}
-          }
-        }
-      },
-      {
-        "if": {
-          "required": ["resources"],
-          "properties": {"resources": {"required": ["slots_per_trial"], "properties": {"slots_per_trial": {"const": "auto"}}}}
-        },
-        "then": {
-          "properties": {
-            "resources": {"properties": {"cores_per_slot": {"const": "auto"}}},
-            "optimizations": {"properties": {"local_sgd": {"type": "null"}}}
-          }
-        }
-      }
-    ]
-  })");
+  return {{"allOf",
+           {if_then(is_given("resources.slot_type", {{"const", "cpu"}}),
+                    allows({{"optimizations.mixed_precision", {{"not", {{"enum", {"fp16", "O1"}}}}}}})),
+            if_then(is_given("resources.slots_per_trial", {{"const", "auto"}}),
+                    allows({{"resources.cores_per_slot", {{"const", "auto"}}},
+                            {"optimizations.local_sgd", {{"type", "null"}}}}))}}};
 }
 
 Json what_gpus_support() {
-  return Json::parse(R"({
-    "if": {
-      "required": ["resources"],
-      "properties": {"resources": {"required": ["slot_type"], "properties": {"slot_type": {"const": "cuda"}}}}
-    },
-    "then": {
-      "properties": {
-        "optimizations": {
-          "properties": {
-            "gradient_compression": {
-              "not": {
-                "anyOf": [
-                  {"const": "powersgd"},
-                  {"type": "object", "required": ["kind"], "properties": {"kind": {"const": "powersgd"}}}
-                ]
-              }
-            },
-            "auto_tune_tensor_fusion": {"enum": [false]},
-            "local_sgd": {
-              "properties": {
-                "compression": {
-                  "not": {
-                    "anyOf": [
-                      {"const": "powersgd"},
-                      {"type": "object", "required": ["kind"], "properties": {"kind": {"const": "powersgd"}}}
-                    ]
-                  }
-                }
-              }
-            }
-          }
-        }
-      }
-    }
-  })");
+  const Json power_sgd{{"const", "powersgd"}};
+  const Json no_power_sgd{{"not", {{"anyOf", {power_sgd, mapping_with("kind", power_sgd)}}}}};
+  return if_then(is_given("resources.slot_type", {{"const", "cuda"}}),
+                 allows({{"optimizations.gradient_compression", no_power_sgd},
+                         {"optimizations.auto_tune_tensor_fusion", {{"enum", {false}}}},
+                         {"optimizations.local_sgd.compression", no_power_sgd}}));
 }
 
 // Returns the condition of check_together() as a schema.
 Json early_stopping_needs() {
-  return Json::parse(R"({
-    "if": {"required": ["early_stopping"], "properties": {"early_stopping": {"type": "object"}}},
-    "then": {
-      "required": ["min_validation_period"],
-      "properties": {
-        "min_validation_period": {"type": "object", "additionalProperties": {"exclusiveMinimum": 0}}
-      },
-      "anyOf": [
-        {"properties": {"early_stopping": {"required": ["metric"], "properties": {"metric": {"minLength": 1}}}}},
-        {"properties": {"searcher": {"required": ["metric"], "properties": {"metric": {"minLength": 1}}}}}
-      ]
-    }
-  })");
+  const Json metric = is_given("metric", {{"minLength", 1}});
+  Json needs =
+      is_given("min_validation_period", {{"type", "object"}, {"additionalProperties", {{"exclusiveMinimum", 0}}}});
+  needs["anyOf"] = {allows({{"early_stopping", metric}}), allows({{"searcher", metric}})};
+  return if_then(is_given("early_stopping", {{"type", "object"}}), std::move(needs));
 }
 
 // Returns the same for optimizer.reduce_on_plateau.
 Json plateau_needs() {
-  return Json::parse(R"({
-    "if": {
-      "required": ["optimizer"],
-      "properties": {
-        "optimizer": {
-          "type": "object",
-          "required": ["reduce_on_plateau"],
-          "properties": {"reduce_on_plateau": {"type": "object"}}
-        }
-      }
-    },
-    "then": {
-      "required": ["min_validation_period"],
-      "properties": {"searcher": {"required": ["metric"]}}
-    }
-  })");
+  Json needs{{"required", {"min_validation_period"}}};
+  needs.update(allows({{"searcher", {{"required", {"metric"}}}}}));
+  return if_then(is_given("optimizer", mapping_with("reduce_on_plateau", {{"type", "object"}})), std::move(needs));
 }
 
 // Updates of whole parameters cannot be sharded.
 Json whole_parameters_need() {
-  return Json::parse(R"({
-    "if": {
-      "required": ["optimizer"],
-      "properties": {
-        "optimizer": {"type": "object", "required": ["kind"], "properties": {"kind": {"enum": ["muon"]}}}
-      }
-    },
-    "then": {
-      "properties": {
-        "optimizations": {
-          "properties": {
-            "sharded_optimizer": {"enum": ["auto", false, "false"]},
-            "sharded_gradients": {"enum": ["auto", false, "false"]}
-          }
-        }
-      }
-    }
-  })");
+  const Json not_true{{"enum", {"auto", false, "false"}}};
+  return if_then(
+      is_given("optimizer", mapping_with("kind", {{"enum", {"muon"}}})),
+      allows({{"optimizations.sharded_optimizer", not_true}, {"optimizations.sharded_gradients", not_true}}));
 }
 
 Json what_tls_supports() {
-  return Json::parse(R"({
-    "if": {
-      "required": ["communication"],
-      "properties": {"communication": {"type": "object", "required": ["security"], "properties": {"security": {"const": "tls"}}}}
-    },
-    "then": {
-      "properties": {"communication": {"properties": {"backend": {"not": {"enum": ["mpi", "hierarchical"]}}}}},
-      "if": {
-        "required": ["resources"],
-        "properties": {"resources": {"required": ["slot_type"], "properties": {"slot_type": {"const": "cuda"}}}}
-      },
-      "then": {"properties": {"resources": {"properties": {"slots_per_trial": {"const": 1}}}}}
-    }
-  })");
+  Json supported = allows({{"communication.backend", {{"not", {{"enum", {"mpi", "hierarchical"}}}}}}});
+  supported.update(if_then(is_given("resources.slot_type", {{"const", "cuda"}}),
+                           allows({{"resources.slots_per_trial", {{"const", 1}}}})));
+  return if_then(is_given("communication", mapping_with("security", {{"const", "tls"}})), std::move(supported));
 }
 
 std::string place_of_slots(Section& root) {

@@ -5,6 +5,7 @@
 #include "document/value.h"
 #include "dtrain/config/model_job.h"
 #include "dtrain/config/optimizer.h"
+#include "experiment/conditions.h"
 
 namespace dtrain::config {
 namespace {
@@ -118,13 +119,9 @@ void refuse_given(Section& section, const char* key, const std::string& message)
 
 // Returns the check of declare_nesterov_needs() as a schema.
 Json nesterov_needs() {
-  return Json::parse(R"({
-    "if": {"required": ["nesterov"], "properties": {"nesterov": {"const": true}}},
-    "then": {
-      "required": ["momentum"],
-      "properties": {"momentum": {"exclusiveMinimum": 0}, "dampening": {"const": 0}}
-    }
-  })");
+  Json needs{{"required", {"momentum"}}};
+  needs.update(allows({{"momentum", {{"exclusiveMinimum", 0}}}, {"dampening", {{"const", 0}}}}));
+  return if_then(is_given("nesterov", {{"const", true}}), std::move(needs));
 }
 
 }  // namespace
@@ -163,21 +160,14 @@ void check_clipping(Section& section, const ParameterGroupSettings& group) {
 }
 
 Json clipping_rule() {
-  return Json::parse(R"({
-    "if": {"required": ["max_gradient_norm"], "properties": {"max_gradient_norm": {"exclusiveMinimum": 0}}},
-    "then": {"properties": {"max_gradient_value": {"const": 0}}}
-  })");
+  return if_then(is_given("max_gradient_norm", {{"exclusiveMinimum", 0}}),
+                 allows({{"max_gradient_value", {{"const", 0}}}}));
 }
 
 // A number that is not given is null.
 Json clipping_rule_of_groups() {
-  return Json::parse(R"({
-    "if": {
-      "required": ["max_gradient_norm"],
-      "properties": {"max_gradient_norm": {"type": "number", "exclusiveMinimum": 0}}
-    },
-    "then": {"properties": {"max_gradient_value": {"enum": [0, null]}}}
-  })");
+  return if_then(is_given("max_gradient_norm", {{"type", "number"}, {"exclusiveMinimum", 0}}),
+                 allows({{"max_gradient_value", {{"enum", {0, nullptr}}}}}));
 }
 
 void check_together(Section& section, const LrScheduleSettings& schedule) {

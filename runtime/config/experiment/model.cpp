@@ -12,6 +12,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/config/model_job.h"
+#include "experiment/conditions.h"
 #include "experiment/model_data.h"
 #include "keys/visitors.h"
 
@@ -299,20 +300,9 @@ class DataForm : public KeyType {
 
 // Returns the condition of check_together() as a schema.
 Json what_ctc_needs() {
-  return Json::parse(R"({
-    "if": {
-      "required": ["loss"],
-      "properties": {
-        "loss": {
-          "anyOf": [
-            {"const": "ctc"},
-            {"type": "object", "required": ["kind"], "properties": {"kind": {"const": "ctc"}}}
-          ]
-        }
-      }
-    },
-    "then": {"properties": {"data": {"properties": {"format": {"const": "safetensors"}}}}}
-  })");
+  const Json ctc{{"const", "ctc"}};
+  return if_then(is_given("loss", {{"anyOf", {ctc, mapping_with("kind", ctc)}}}),
+                 allows({{"data.format", {{"const", "safetensors"}}}}));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "document/value.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/diagnostic.h"
+#include "experiment/conditions.h"
 #include "keys/visitors.h"
 
 namespace dtrain::config {
@@ -306,19 +307,10 @@ void check_together(Section& section, const LoaderKeys& loader) {
 }
 
 Json what_has_no_effect() {
-  return Json::parse(R"({
-    "allOf": [
-      {
-        "if": {"required": ["workers"], "properties": {"workers": {"const": 0}}},
-        "then": {"properties": {"prefetch": false}}
-      },
-      {
-        "if": {"required": ["shuffle"], "properties": {"shuffle": {"const": false}}},
-        "then": {"properties": {"shuffle_window": false}}
-      },
-      {"if": {"required": ["max_skipped"]}, "then": {"required": ["on_error"]}}
-    ]
-  })");
+  return {{"allOf",
+           {if_then(is_given("workers", {{"const", 0}}), allows({{"prefetch", false}})),
+            if_then(is_given("shuffle", {{"const", false}}), allows({{"shuffle_window", false}})),
+            if_then({{"required", {"max_skipped"}}}, {{"required", {"on_error"}}})}}};
 }
 
 }  // namespace dtrain::config
