@@ -59,31 +59,31 @@ class CompressionForm : public KeyType {
   Keys::Declare declare_ = [this](Keys& keys) { keys.one_of(kCompressionKind, compression_); };
 };
 
-// auto, true or false, of an enumeration with kAuto, kOff and kOn.
-template <typename E>
+// auto, true or false.
 class SwitchForm : public KeyType {
  public:
-  explicit SwitchForm(E& value) : value_(value) {}
+  explicit SwitchForm(Switch& value) : value_(value) {}
 
   void read(Section& section, const Key& key) override {
     const Value* value = section.find(key.name);
     if (!value) return;
     if (const auto given = as_boolean(*value)) {
-      value_ = *given ? E::kOn : E::kOff;
+      value_ = *given ? Switch::kOn : Switch::kOff;
     } else {
       value_ = meaning_of(kWords, section.choice(key.name, "auto", words_of(kWords)));
     }
   }
   Json to_json() const override {
-    if (value_ == E::kAuto) return "auto";
-    return value_ == E::kOn;
+    if (value_ == Switch::kAuto) return "auto";
+    return value_ == Switch::kOn;
   }
   Json schema(const Key&) const override { return {{"enum", {"auto", true, false, "true", "false"}}}; }
   std::string values() const override { return "`auto`, true or false"; }
 
  private:
-  static constexpr std::array kWords{Word<E>{"auto", E::kAuto}, Word<E>{"true", E::kOn}, Word<E>{"false", E::kOff}};
-  E& value_;
+  static constexpr std::array kWords{Word<Switch>{"auto", Switch::kAuto}, Word<Switch>{"true", Switch::kOn},
+                                     Word<Switch>{"false", Switch::kOff}};
+  Switch& value_;
 };
 
 void refuse_with(Section& section, const std::string& key, const std::string& why) {
@@ -96,16 +96,8 @@ std::unique_ptr<KeyType> compression_form(Compression& compression) {
   return std::make_unique<CompressionForm>(compression);
 }
 
-std::unique_ptr<KeyType> sharded_form(ShardedOptimizer& sharded) {
-  return std::make_unique<SwitchForm<ShardedOptimizer>>(sharded);
-}
-
-std::unique_ptr<KeyType> sharded_gradients_form(ShardedGradients& sharded) {
-  return std::make_unique<SwitchForm<ShardedGradients>>(sharded);
-}
-
-std::unique_ptr<KeyType> cuda_graphs_form(CudaGraphs& graphs) {
-  return std::make_unique<SwitchForm<CudaGraphs>>(graphs);
+std::unique_ptr<KeyType> switch_form(Switch& value) {
+  return std::make_unique<SwitchForm>(value);
 }
 
 void check_together(Section& section, const Optimizations& o) {
