@@ -203,10 +203,7 @@ const TextRule kWeightsPath{
 void check_together(Section& section, const InitialWeights& weights) {
   if (!weights.training_state) return;
   for (const char* const key : {"strict", "convert_types", "strip_prefix", "rename"}) {
-    if (const Value* value = section.find(key)) {
-      section.report(*value, key,
-                     "has no effect with training_state: true, which takes every tensor as it is: leave it out");
-    }
+    section.refuse(key, "has no effect with training_state: true, which takes every tensor as it is: leave it out");
   }
 }
 

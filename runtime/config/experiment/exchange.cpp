@@ -86,10 +86,6 @@ class SwitchForm : public KeyType {
   Switch& value_;
 };
 
-void refuse_with(Section& section, const std::string& key, const std::string& why) {
-  section.report(*section.find(key), key, why);
-}
-
 }  // namespace
 
 std::unique_ptr<KeyType> compression_form(Compression& compression) {
@@ -102,45 +98,35 @@ std::unique_ptr<KeyType> switch_form(Switch& value) {
 
 void check_together(Section& section, const Optimizations& o) {
   const bool compressed = !std::holds_alternative<NoCompression>(o.gradient_compression);
+  const auto refuse_sharding = [&](const char* why_not_updates, const char* why_not_gradients) {
+    if (o.sharded_optimizer == Switch::kOn) section.refuse("sharded_optimizer", why_not_updates);
+    if (o.sharded_gradients == Switch::kOn) section.refuse("sharded_gradients", why_not_gradients);
+  };
   if (o.local_sgd) {
     if (compressed) {
-      refuse_with(section, "gradient_compression",
-                  "has no effect with local_sgd, which exchanges no gradients; use local_sgd.compression");
+      section.refuse("gradient_compression",
+                     "has no effect with local_sgd, which exchanges no gradients; use local_sgd.compression");
     }
-    if (o.sharded_optimizer == ShardedOptimizer::kOn) {
-      refuse_with(section, "sharded_optimizer",
-                  "cannot be true with local_sgd, where every rank has its own parameters; leave it at auto");
-    }
-    if (o.sharded_gradients == ShardedGradients::kOn) {
-      refuse_with(section, "sharded_gradients",
-                  "cannot be true with local_sgd, which exchanges no gradients; leave it at auto");
-    }
-    if (o.ema > 0) {
-      refuse_with(section, "ema", "is not supported yet with local_sgd, where every rank has its own parameters");
-    }
+    refuse_sharding("cannot be true with local_sgd, where every rank has its own parameters; leave it at auto",
+                    "cannot be true with local_sgd, which exchanges no gradients; leave it at auto");
+    if (o.ema > 0)
+      section.refuse("ema", "is not supported yet with local_sgd, where every rank has its own parameters");
     if (o.auto_tune_tensor_fusion) {
-      refuse_with(section, "auto_tune_tensor_fusion",
-                  "has no effect with local_sgd, which exchanges nothing during backward");
+      section.refuse("auto_tune_tensor_fusion",
+                     "has no effect with local_sgd, which exchanges nothing during backward");
     }
   } else if (compressed) {
-    if (o.sharded_optimizer == ShardedOptimizer::kOn) {
-      refuse_with(
-          section, "sharded_optimizer",
-          "cannot be true with gradient_compression, which needs whole gradients on every rank; leave it at auto");
-    }
-    if (o.sharded_gradients == ShardedGradients::kOn) {
-      refuse_with(
-          section, "sharded_gradients",
-          "cannot be true with gradient_compression, which needs whole gradients on every rank; leave it at auto");
-    }
+    constexpr const char* kWholeGradients =
+        "cannot be true with gradient_compression, which needs whole gradients on every rank; leave it at auto";
+    refuse_sharding(kWholeGradients, kWholeGradients);
     if (o.auto_tune_tensor_fusion) {
-      refuse_with(section, "auto_tune_tensor_fusion",
-                  "is not supported yet with gradient_compression; switch one of them off");
+      section.refuse("auto_tune_tensor_fusion",
+                     "is not supported yet with gradient_compression; switch one of them off");
     }
-  } else if (o.sharded_gradients == ShardedGradients::kOn && o.sharded_optimizer == ShardedOptimizer::kOff) {
-    refuse_with(section, "sharded_gradients",
-                "cannot be true with sharded_optimizer: false, where every rank updates with all gradients; leave one "
-                "of them at auto");
+  } else if (o.sharded_gradients == Switch::kOn && o.sharded_optimizer == Switch::kOff) {
+    section.refuse("sharded_gradients",
+                   "cannot be true with sharded_optimizer: false, where every rank updates with all gradients; leave "
+                   "one of them at auto");
   }
 }
 

@@ -113,10 +113,6 @@ std::vector<Json> what_metrics_need() {
   return rules;
 }
 
-void refuse(Section& section, const std::string& key, const std::string& message) {
-  if (const Value* value = section.find(key)) section.report(*value, key, message);
-}
-
 // Reads a word, or a mapping of a kind and its settings.
 LossSettings read_loss(Section& root) {
   LossSettings settings;
@@ -167,7 +163,7 @@ class ModelForm : public KeyType {
     for (const Key& other : {kLoss, kMetrics, kOptimizer, kData}) root.find(other.name);
     if (!value) {
       for (const Key& other : {kLoss, kMetrics, kOptimizer})
-        refuse(root, other.name, "has no effect without model: a program of its own chooses this itself");
+        root.refuse(other.name, "has no effect without model: a program of its own chooses this itself");
       return;
     }
     if (root.find(kEntrypoint.name)) {

@@ -142,13 +142,11 @@ std::string refusal_of_source_key(const FormatSources& format) {
 }
 
 void refuse_transforms(Section& section, const FormatList& formats, const FormatSources& format) {
-  const Value* value = section.find(kTransformsName);
-  if (!value) return;
   std::vector<std::string> words;
   for (const FormatSources& other : formats) {
     if (other.transforms != TransformsOf::kNothing) words.emplace_back(other.word);
   }
-  section.report(*value, kTransformsName,
+  section.refuse(kTransformsName,
                  std::string("has no effect with format ") + format.word + "; " + join_with_and(words) + " have it");
 }
 
@@ -172,7 +170,7 @@ data::Source read_source(Section section, const FormatList& formats, const Forma
   }
   for (const std::string& name : source_key_names(formats)) {
     if (find_source_key(format, name)) continue;
-    if (const Value* value = section.find(name)) section.report(*value, name, refusal_of_source_key(format));
+    section.refuse(name, refusal_of_source_key(format));
   }
   read_transforms(section, formats, format, transforms);
   return source;
@@ -299,11 +297,8 @@ void read_data_keys(Section& section, const std::vector<std::string>& words, con
 }
 
 void check_together(Section& section, const LoaderKeys& loader) {
-  const auto refuse = [&](const char* key, const char* why) {
-    if (const Value* value = section.find(key)) section.report(*value, key, why);
-  };
-  if (loader.workers == 0) refuse("prefetch", "has no effect with workers: 0, where nothing is read ahead");
-  if (!loader.shuffle) refuse("shuffle_window", "has no effect with shuffle: false");
+  if (loader.workers == 0) section.refuse("prefetch", "has no effect with workers: 0, where nothing is read ahead");
+  if (!loader.shuffle) section.refuse("shuffle_window", "has no effect with shuffle: false");
 }
 
 Json what_has_no_effect() {
