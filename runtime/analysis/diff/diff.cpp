@@ -98,9 +98,8 @@ DiffSide side_of(const RunProfile& run, const RunSummary& summary, const Observa
 
 void compare_memory(const RunSummary& a, const RunSummary& b, RunDiff& result) {
   for (const RankSummary& in_a : a.ranks) {
-    const auto in_b =
-        std::find_if(b.ranks.begin(), b.ranks.end(), [&](const auto& one) { return one.rank == in_a.rank; });
-    if (in_b == b.ranks.end() || in_a.peak_resident_bytes <= 0 || in_b->peak_resident_bytes <= 0) continue;
+    const RankSummary* const in_b = b.find_rank(in_a.rank);
+    if (!in_b || in_a.peak_resident_bytes <= 0 || in_b->peak_resident_bytes <= 0) continue;
     const double more = std::abs(in_b->peak_resident_bytes - in_a.peak_resident_bytes);
     result.memory.push_back({in_a.rank, in_a.peak_resident_bytes, in_b->peak_resident_bytes,
                              more > kMemoryShare * in_a.peak_resident_bytes && more > kMemoryBytes});
@@ -220,17 +219,8 @@ void add_notes(const Steps& steps, const RunProfile& a, const RunProfile& b, Run
 }  // namespace
 
 std::string_view name_of(DiffVerdict verdict) {
-  switch (verdict) {
-    case DiffVerdict::kWorse:
-      return "worse";
-    case DiffVerdict::kBetter:
-      return "better";
-    case DiffVerdict::kNoChange:
-      return "no_change";
-    case DiffVerdict::kUndecided:
-      break;
-  }
-  return "undecided";
+  constexpr std::string_view kNames[] = {"worse", "better", "no_change", "undecided"};
+  return kNames[static_cast<std::size_t>(verdict)];
 }
 
 RunDiff diff_runs(const RunProfile& a, const RunProfile& b, const DiffOptions& options) {

@@ -212,6 +212,13 @@ Json time_series(const Input& input, const std::string& title, const std::string
           {"sets", Json::array()}};
 }
 
+Json shares_chart(const Json& labels, const char* name, const Json& values, const Json& colors, const char* unit) {
+  return {{"kind", "shares"},
+          {"labels", labels},
+          {"y", {{"unit", unit}}},
+          {"sets", {{{"name", name}, {"y", values}, {"colors", colors}}}}};
+}
+
 Json few_lines(Json spec, std::vector<Point> all, const std::string& what) {
   if (spec["sets"].empty()) return nullptr;
   if (spec["sets"].size() <= kFewLines) return spec;

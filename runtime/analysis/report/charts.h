@@ -87,6 +87,8 @@ Json line_set(const std::string& name, const std::vector<Point>& points, bool ba
 
 // Returns the spec of a chart over time, still without lines. All such charts share one time axis and zoom together.
 Json time_series(const Input& input, const std::string& title, const std::string& unit);
+// Returns the spec of a ring: a share of the whole for each label.
+Json shares_chart(const Json& labels, const char* name, const Json& values, const Json& colors, const char* unit = "s");
 // Returns the chart. If it has many lines, a line with a band represents all of them, and choosing a rank shows its
 // line. `all`: the points of all lines; `what`: the plural of their subjects, "ranks". Null: there is no line.
 Json few_lines(Json spec, std::vector<Point> all, const std::string& what);

@@ -300,6 +300,11 @@ void add_exposed(const Evidence& evidence, RunSummary& summary) {
 
 }  // namespace
 
+const RankSummary* RunSummary::find_rank(int rank) const {
+  const auto found = std::find_if(ranks.begin(), ranks.end(), [&](const auto& known) { return known.rank == rank; });
+  return found == ranks.end() ? nullptr : &*found;
+}
+
 RunSummary summarize(const Evidence& evidence) {
   const RunProfile& run = evidence.run;
   RunSummary summary;

@@ -28,8 +28,7 @@ void write_values(Page& page, const RunCurves& run) {
     const std::int64_t bad = curve.non_finite();
     const bool metric = curve.kind == CurveKind::kTraining || curve.kind == CurveKind::kValidation;
     table.row({curve.name, metric ? word_of(curve.kind) : "training", value_cell(curve.least()),
-               value_cell(curve.greatest()), value_cell(curve.last()),
-               bad > 0 ? Cell(count_text(bad), static_cast<double>(bad)) : Cell("-")});
+               value_cell(curve.greatest()), value_cell(curve.last()), bad > 0 ? Cell::count(bad) : Cell("-")});
   }
   page.table(table);
 }
@@ -55,7 +54,7 @@ void write_attempts(Page& page, const RunHistory& history) {
     const double ran_s = attempt.ended_s ? *attempt.ended_s - attempt.started_s : 0;
     table.row({Cell(std::to_string(attempt.attempt), attempt.attempt),
                Cell(batches_text(attempt), static_cast<double>(attempt.from_batch)),
-               attempt.ended_s ? Cell(seconds_text(ran_s), ran_s) : Cell("-"), end_text(attempt)});
+               attempt.ended_s ? Cell::seconds(ran_s) : Cell("-"), end_text(attempt)});
   }
   page.table(table);
 }
@@ -88,13 +87,10 @@ void write_saved(Page& page, const Input& input) {
     std::string kept = one.fate == CheckpointFate::kKept ? "yes" : word_of(one.fate);
     if (&one == best) kept += ", best";
     if (&one == latest) kept += ", latest";
-    table.row({Cell(count_text(one.step), static_cast<double>(one.step)),
-               Cell(count_text(one.epoch + 1), static_cast<double>(one.epoch)),
+    table.row({Cell::count(one.step), Cell(count_text(one.epoch + 1), static_cast<double>(one.epoch)),
                one.attempt > 0 ? Cell(std::to_string(one.attempt), one.attempt) : Cell("-"), one.reason,
-               metric_cell(one), kept,
-               Cell(format_bytes(static_cast<double>(one.bytes)), static_cast<double>(one.bytes)),
-               Cell(seconds_text(one.copy_s), one.copy_s), Cell(seconds_text(one.wait_s), one.wait_s),
-               Cell(seconds_text(one.write_s), one.write_s)});
+               metric_cell(one), kept, Cell::bytes(static_cast<double>(one.bytes)), Cell::seconds(one.copy_s),
+               Cell::seconds(one.wait_s), Cell::seconds(one.write_s)});
   }
   page.table(table);
 }
@@ -105,9 +101,8 @@ void write_learning(Page& page, const Input& input) {
   page.begin_section("learning", "Learning");
   const RunCurves run = curves_of(input.run);
   if (run.curves.empty()) {
-    page.absent("No metrics.", "The run has written no training or validation metrics.",
-                "They are written after every scheduling_unit batches, after each validation and at the end.");
-    return;
+    return page.absent("No metrics.", "The run has written no training or validation metrics.",
+                       "They are written after every scheduling_unit batches, after each validation and at the end.");
   }
   if (const std::string text = about_attempts(run); !text.empty()) page.paragraph(text);
   const auto is_bad = [](const Curve& curve) { return curve.non_finite() > 0; };

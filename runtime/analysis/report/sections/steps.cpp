@@ -158,10 +158,6 @@ OutlierReport find_outliers(const Input& input) {
   return report;
 }
 
-Cell seconds_cell(double seconds) {
-  return {seconds_text(seconds), seconds};
-}
-
 void write_statistics(Page& page, const Input& input) {
   Table table("Batch durations", {{"batches of"},
                                   {"mean", true},
@@ -174,9 +170,9 @@ void write_statistics(Page& page, const Input& input) {
                                   {"MAD", true, "median absolute deviation from the median: outliers do not move it"},
                                   {"batches", true}});
   const auto row = [&](const std::string& name, const StepStatistics& s, int rank) {
-    table.row({name, seconds_cell(s.mean_s), seconds_cell(s.max_s), seconds_cell(s.p99_s), seconds_cell(s.p95_s),
-               seconds_cell(s.median_s), seconds_cell(s.min_s), seconds_cell(s.stddev_s), seconds_cell(s.mad_s),
-               Cell(count_text(s.count), static_cast<double>(s.count))},
+    table.row({name, Cell::seconds(s.mean_s), Cell::seconds(s.max_s), Cell::seconds(s.p99_s), Cell::seconds(s.p95_s),
+               Cell::seconds(s.median_s), Cell::seconds(s.min_s), Cell::seconds(s.stddev_s), Cell::seconds(s.mad_s),
+               Cell::count(s.count)},
               rank);
   };
   row("all ranks", input.analysis.steps, -1);
@@ -216,17 +212,12 @@ void write_correlation(Page& page, const OutlierReport& outliers) {
                        {"sets",
                         {{{"name", "normal batches"}, {"color", "compute"}, {"y", rounded(outliers.normal_s)}},
                          {{"name", "outliers"}, {"color", "wait"}, {"y", rounded(outliers.outlier_s)}}}}}});
-  page.chart(
-      {.id = "outlier-modes",
-       .title = "TRAIN or EVAL",
-       .text = fmt::format("Over all ranks {} outliers among training batches and {} among validations.",
-                           count_text(outliers.train), count_text(outliers.eval)),
-       .spec = {
-           {"kind", "shares"},
-           {"labels", {"TRAIN", "EVAL"}},
-           {"y", {{"unit", ""}}},
-           {"sets",
-            {{{"name", "outliers"}, {"y", {outliers.train, outliers.eval}}, {"colors", {"compute", "validation"}}}}}}});
+  page.chart({.id = "outlier-modes",
+              .title = "TRAIN or EVAL",
+              .text = fmt::format("Over all ranks {} outliers among training batches and {} among validations.",
+                                  count_text(outliers.train), count_text(outliers.eval)),
+              .spec = shares_chart({"TRAIN", "EVAL"}, "outliers", {outliers.train, outliers.eval},
+                                   {"compute", "validation"}, "")});
   page.end_columns();
   Table table(fmt::format("The {} longest outliers, and what happened then", outliers.longest.size()),
               {{"batch"},
@@ -240,8 +231,8 @@ void write_correlation(Page& page, const OutlierReport& outliers) {
                {"network in MiB/s", true}});
   for (const Outlier& one : outliers.longest) {
     table.row(
-        {Cell(count_text(one.step->batch), static_cast<double>(one.step->batch)),
-         Cell(std::to_string(one.rank->rank), one.rank->rank), seconds_cell(one.seconds), seconds_cell(one.excess_s),
+        {Cell::count(one.step->batch), Cell(std::to_string(one.rank->rank), one.rank->rank), Cell::seconds(one.seconds),
+         Cell::seconds(one.excess_s),
          one.group.empty() ? std::string("-") : fmt::format("{} (+{})", one.group, seconds_text(one.group_excess_s)),
          metric_cell(one.system, "cpu_util_simple", as_is, "%"), metric_cell(one.system, "io_wait", as_is, "%"),
          metric_cell(one.system, "disk_throughput_read", in_mebibytes, ""),
@@ -325,10 +316,7 @@ Json row_of(const Input& input, const RankProfile& rank, const Axis& axis) {
 void write_steps(Page& page, const Input& input) {
   page.begin_section("steps", "Batch durations");
   const StepStatistics& steps = input.analysis.steps;
-  if (steps.count == 0) {
-    page.absent("No durations.", "No batch was recorded.", "");
-    return;
-  }
+  if (steps.count == 0) return page.absent("No durations.", "No batch was recorded.");
   write_statistics(page, input);
   page.chart({.id = "step-histogram",
               .title = "How durations of batches are distributed",
@@ -368,10 +356,7 @@ Json timeline_spec(const Input& input) {
 void write_timeline(Page& page, const Input& input) {
   page.begin_section("timeline", "Timeline of the ranks");
   Json spec = timeline_spec(input);
-  if (spec.is_null()) {
-    page.absent("No timeline.", "No batch was recorded.", "");
-    return;
-  }
+  if (spec.is_null()) return page.absent("No timeline.", "No batch was recorded.");
   const RunSummary& s = input.analysis.summary;
   std::string most = "nothing";
   double most_share = 0;

@@ -71,10 +71,8 @@ const std::vector<Picture>& pictures() {
 }
 
 const GpuMemory* gpu_memory_of(const Input& input, const RankProfile& rank) {
-  for (const RankSummary& summary : input.analysis.summary.ranks) {
-    if (summary.rank == rank.rank) return summary.gpu_memory ? &*summary.gpu_memory : nullptr;
-  }
-  return nullptr;
+  const RankSummary* const summary = input.analysis.summary.find_rank(rank.rank);
+  return summary && summary->gpu_memory ? &*summary->gpu_memory : nullptr;
 }
 
 void write_gpu_memory_of_ranks(Page& page, const Input& input) {
@@ -97,12 +95,11 @@ void write_gpu_memory_of_ranks(Page& page, const Input& input) {
   for (const RankProfile* rank : input.drawn()) {
     const GpuMemory* const memory = gpu_memory_of(input, *rank);
     if (memory == nullptr) continue;
-    std::vector<Cell> cells = {Cell("rank " + std::to_string(rank->rank), rank->rank),
-                               Cell(format_bytes(memory->reserved_bytes), memory->reserved_bytes)};
+    std::vector<Cell> cells = {Cell::rank(rank->rank), Cell::bytes(memory->reserved_bytes)};
     for (const std::string& name : shown) {
       const auto found = std::find_if(memory->of_phases.begin(), memory->of_phases.end(),
                                       [&](const auto& of_phase) { return of_phase.first == name; });
-      cells.push_back(found == memory->of_phases.end() ? Cell("-") : Cell(format_bytes(found->second), found->second));
+      cells.push_back(found == memory->of_phases.end() ? Cell("-") : Cell::bytes(found->second));
     }
     table.row(cells, rank->rank);
   }
@@ -208,15 +205,15 @@ void write_memory(Page& page, const Input& input) {
                 .text = "By all processes together, as percent of what the GPU has.",
                 .spec = std::move(spec)});
   } else {
-    page.absent("No GPU memory.", "No agent saw a GPU.", "");
+    page.absent("No GPU memory.", "No agent saw a GPU.");
   }
   write_gpu_memory_of_ranks(page, input);
   page.heading("Memory of the ranks");
   write_rule(page, input, "HostMemoryFull");
   Json ranks = rank_memory_series(input);
   if (ranks.is_null()) {
-    page.absent("No memory of ranks.", "No sample was taken while a rank ran.", "A run of a second or more has some.");
-    return;
+    return page.absent("No memory of ranks.", "No sample was taken while a rank ran.",
+                       "A run of a second or more has some.");
   }
   page.chart({.id = "rank-memory",
               .title = "Resident memory of each rank",
@@ -234,8 +231,7 @@ void write_cpu_bottlenecks(Page& page, const Input& input) {
   write_rule(page, input, "IdleCores");
   Json cores = core_bars(input.run);
   if (cores.is_null()) {
-    page.absent("No CPU figures.", "No agent took a sample.", "A run of a second or more has some.");
-    return;
+    return page.absent("No CPU figures.", "No agent took a sample.", "A run of a second or more has some.");
   }
   page.begin_columns();
   page.chart({.id = "core-bars",
@@ -264,8 +260,7 @@ void write_io_bottlenecks(Page& page, const Input& input) {
   write_rule(page, input, "DiskRate");
   Json wait = host_series(input, {{"io_wait", "waiting for a disk"}}, "of all cores", "percent");
   if (wait.is_null()) {
-    page.absent("No figures about disks.", "No agent took a sample.", "A run of a second or more has some.");
-    return;
+    return page.absent("No figures about disks.", "No agent took a sample.", "A run of a second or more has some.");
   }
   page.begin_columns();
   page.chart({.id = "io-wait",

@@ -183,6 +183,8 @@ struct RunSummary {
   std::vector<AgentSummary> agents;
   std::string look_at;                // the first thing to look at, with its cost
   std::vector<std::string> warnings;  // reasons for which these numbers are incomplete
+
+  const RankSummary* find_rank(int rank) const;
 };
 
 // SystemError if there is no such folder; anything missing inside it is a warning of the result.
