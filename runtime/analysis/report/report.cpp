@@ -149,10 +149,7 @@ void write_differences(Page& page, const std::vector<ComparedRun>& runs) {
     columns.push_back({run.name});
   }
   const std::vector<SettingDifference> differences = differences_of(settings);
-  if (differences.empty()) {
-    page.paragraph("The experiments of these runs have the same settings.");
-    return;
-  }
+  if (differences.empty()) return page.paragraph("The experiments of these runs have the same settings.");
   Table table("Keys of the experiments that differ; -: the run does not have it", std::move(columns));
   for (const SettingDifference& one : differences) {
     std::vector<Cell> row = {one.key};

@@ -72,8 +72,7 @@ void read_agents(Section& root, Cluster& cluster) {
   const Value* value = root.find(key);
   if (!value) return;
   if (value->kind != Value::Kind::kList) {
-    root.report(*value, key, "must be a list of agents, [{id: a, slots: 8}], not " + describe(*value));
-    return;
+    return root.report(*value, key, "must be a list of agents, [{id: a, slots: 8}], not " + describe(*value));
   }
   if (value->items.empty()) root.report(*value, key, "names no agent; leave the key out to use this machine alone");
   for (std::size_t i = 0; i < value->items.size(); ++i) {

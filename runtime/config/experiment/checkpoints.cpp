@@ -91,10 +91,7 @@ class RenameForm : public KeyType {
   void read(Section& section, const Key& key) override {
     const Value* value = section.find(key.name);
     if (!value || value->is_null()) return;
-    if (!value->is_map()) {
-      section.report(*value, key.name, must_be("a mapping of beginnings of names", *value));
-      return;
-    }
+    if (!value->is_map()) return section.report(*value, key.name, must_be("a mapping of beginnings of names", *value));
     for (const Entry& entry : value->entries) {
       if (entry.value.is_scalar()) {
         rename_.emplace_back(entry.key, entry.value.text);

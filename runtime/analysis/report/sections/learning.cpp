@@ -127,9 +127,8 @@ void write_checkpoints(Page& page, const Input& input) {
   for (const SaveTrouble& trouble : history.troubles) page.paragraph(text_of(trouble) + ".");
   if (history.attempts.size() > 1) write_attempts(page, history);
   if (history.checkpoints.empty()) {
-    page.paragraph(
+    return page.paragraph(
         "min_checkpoint_period and checkpoint_policy in the experiment file say when checkpoints are saved.");
-    return;
   }
   write_saved(page, input);
 }

@@ -328,10 +328,7 @@ void write_steps(Page& page, const Input& input) {
   page.heading("Outliers");
   const OutlierReport outliers = find_outliers(input);
   write_rule(page, input, "StepOutlier");
-  if (outliers.batches == 0) {
-    page.paragraph("No batch was an outlier.");
-    return;
-  }
+  if (outliers.batches == 0) return page.paragraph("No batch was an outlier.");
   page.paragraph(fmt::format("{} batches have outliers; together they took {} more than as many of median length.",
                              count_text(outliers.batches), seconds_text(outliers.seconds)));
   write_correlation(page, outliers);

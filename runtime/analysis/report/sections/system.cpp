@@ -178,9 +178,9 @@ void write_system(Page& page, const Input& input) {
     for (const GpuSummary& gpu : agent.gpus) add_rows(table, fmt::format("{} GPU {}", host, gpu.index), gpu.metrics);
   }
   if (table.empty()) {
-    page.absent("No system metrics.", "No agent's dump with samples is in the run's profile folder.",
-                "One agent a host writes it (profile/agent-*.jsonl); a run of under half a second has no sample.");
-    return;
+    return page.absent(
+        "No system metrics.", "No agent's dump with samples is in the run's profile folder.",
+        "One agent a host writes it (profile/agent-*.jsonl); a run of under half a second has no sample.");
   }
   page.table(table);
   page.begin_columns();
@@ -283,10 +283,9 @@ void write_gpu_utilization(Page& page, const Input& input) {
   write_rule(page, input, "LowGPUUtilization");
   Json spec = gpu_series(input, "gpu_util", "utilization", "percent");
   if (spec.is_null()) {
-    page.absent(
+    return page.absent(
         "No GPU figures.", "No agent saw a GPU: the machines have none, or NVIDIA's driver does not answer there.",
         "How busy the CPUs were is under System usage and CPU bottlenecks; 'dtrain doctor' shows which GPUs it finds.");
-    return;
   }
   page.chart({.id = "gpu-series",
               .title = "Utilization of each GPU",

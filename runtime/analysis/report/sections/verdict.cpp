@@ -205,8 +205,7 @@ void write_verdict(Page& page, const Input& input) {
   write_tiles(page, input);
   const std::vector<Finding>& findings = input.analysis.findings;
   if (findings.empty()) {
-    page.paragraph("Nothing stands out: no rank, phase or resource takes time that a change would save.");
-    return;
+    return page.paragraph("Nothing stands out: no rank, phase or resource takes time that a change would save.");
   }
   page.heading(findings.size() > 1 ? "What costs most" : "What costs most, and all that was found");
   std::string items = "<ol class=\"findings\">\n";
