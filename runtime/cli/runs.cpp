@@ -383,7 +383,7 @@ std::string as_json(const std::vector<RunRow>& rows) {
   const std::vector<SettingDifference> differ = differing_settings(rows);
   Json list = Json::array();
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    Json run = {{"run", rows[i].number ? Json(*rows[i].number) : Json()}};
+    Json run = {{"run", or_null(rows[i].number)}};
     run.update(to_json(rows[i].run));
     Json& settings = run["differs"] = Json::object();
     for (const SettingDifference& setting : differ) settings[setting.key] = setting.values[i];

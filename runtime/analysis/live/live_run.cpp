@@ -241,11 +241,6 @@ LiveView LiveRun::view(bool gone) const {
 
 namespace {
 
-template <typename Value>
-Json or_null(const std::optional<Value>& value) {
-  return value ? Json(*value) : Json();
-}
-
 Json recent_json(const RecentSteps& recent) {
   Json shares = Json::object();
   for (std::size_t i = 0; i < kActivityCount; ++i) {

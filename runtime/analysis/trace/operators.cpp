@@ -85,36 +85,35 @@ class Device {
     return found->second;
   }
   OperatorTotals& at(std::size_t index) { return totals_[index]; }
-  DeviceOperators result() const;
+  DeviceOperators result() const {
+    DeviceOperators device;
+    for (const auto& [name, index] : indices_) {
+      const OperatorTotals& totals = totals_[index];
+      device.rows.push_back(
+          {name, kind_of_operator(name), totals.calls, totals.self_us / 1e6, totals.total_us / 1e6, 0});
+      device.seconds += totals.self_us / 1e6;
+    }
+    std::sort(device.rows.begin(), device.rows.end(), [](const OperatorRow& a, const OperatorRow& b) {
+      return a.self_s != b.self_s ? a.self_s > b.self_s : a.name < b.name;
+    });
+    for (const OperatorKind kind : kOperatorKinds) {
+      OperatorKindRow row{kind};
+      for (OperatorRow& op : device.rows) {
+        op.share = device.seconds > 0 ? op.self_s / device.seconds : 0;
+        if (op.kind != kind) continue;
+        row.calls += op.calls;
+        row.seconds += op.self_s;
+      }
+      row.share = device.seconds > 0 ? row.seconds / device.seconds : 0;
+      device.kinds.push_back(row);
+    }
+    return device;
+  }
 
  private:
   std::unordered_map<std::string, std::size_t> indices_;
   std::vector<OperatorTotals> totals_;
 };
-
-DeviceOperators Device::result() const {
-  DeviceOperators device;
-  for (const auto& [name, index] : indices_) {
-    const OperatorTotals& totals = totals_[index];
-    device.rows.push_back({name, kind_of_operator(name), totals.calls, totals.self_us / 1e6, totals.total_us / 1e6, 0});
-    device.seconds += totals.self_us / 1e6;
-  }
-  std::sort(device.rows.begin(), device.rows.end(), [](const OperatorRow& a, const OperatorRow& b) {
-    return a.self_s != b.self_s ? a.self_s > b.self_s : a.name < b.name;
-  });
-  for (const OperatorKind kind : kOperatorKinds) {
-    OperatorKindRow row{kind};
-    for (OperatorRow& op : device.rows) {
-      op.share = device.seconds > 0 ? op.self_s / device.seconds : 0;
-      if (op.kind != kind) continue;
-      row.calls += op.calls;
-      row.seconds += op.self_s;
-    }
-    row.share = device.seconds > 0 ? row.seconds / device.seconds : 0;
-    device.kinds.push_back(row);
-  }
-  return device;
-}
 
 // Charges each span of a thread with its time without the spans inside it.
 void charge(std::vector<Span>& spans, Device& device) {
