@@ -94,6 +94,12 @@ inline constexpr double kQuietS = 5;
 // Returns the run as it is now.
 analysis::ListedRun list_run(const run::RunFolder& folder, const Clock& clock);
 
+// The arguments of a command that describes one thing.
+struct AnswerArguments {
+  std::string name;
+  bool json = false;
+};
+
 // Prints the answer as JSON or as text; the other form is not made.
 void print_answer(bool json, const std::function<Json()>& for_programs, const std::function<std::string()>& for_people);
 

@@ -47,11 +47,6 @@ struct PictureData {
   std::uint64_t seed = 0;
 };
 
-// Returns the most common transforms of pictures, for data without an experiment.
-std::vector<data::Transform> usual_transforms() {
-  return {data::RandomResizedCrop{.size = 224}, data::HorizontalFlip{}, data::Normalize{}};
-}
-
 // Reads the names of classes that `dtrain data pack` has written beside the shards.
 std::vector<std::string> class_names_beside(const std::filesystem::path& shards) {
   const std::filesystem::path file = shards.parent_path() / "classes.txt";
@@ -120,7 +115,8 @@ PictureData open_picture_data(const PictureDataArguments& arguments) {
   }
   PictureData found;
   found.name = arguments.what;
-  found.transforms = usual_transforms();
+  // The most common transforms of pictures.
+  found.transforms = {data::RandomResizedCrop{.size = 224}, data::HorizontalFlip{}, data::Normalize{}};
   if (std::filesystem::is_directory(arguments.what)) {
     const data::ImageFolderFiles listed = data::list_image_folder(arguments.what);
     found.format = data::ImageFolder::kWord;

@@ -130,16 +130,8 @@ struct RunRow {
   analysis::RunLine run;
 
   // Returns the run's number, or the folder's name if it has none.
-  std::string id() const {
-    return number ? std::to_string(*number) : run.folder.filename().string();
-  }
+  std::string id() const { return number ? std::to_string(*number) : run.folder.filename().string(); }
 };
-
-std::vector<std::string> names_of_run_columns() {
-  std::vector<std::string> names;
-  for (const RunColumn& column : kRunColumns) names.emplace_back(column.name);
-  return names;
-}
 
 // ConfigError: it has no comparison, or compares something else than numbers by size.
 RunFilter read_filter(const std::string& text) {
@@ -182,7 +174,8 @@ struct RunFilter {
 
 // ConfigError where `key` is neither a column nor a key of the experiment of any of the runs; `option` asked for it.
 void check_key(const std::string& option, const std::string& key, const std::vector<RunRow>& rows) {
-  std::vector<std::string> names = names_of_run_columns();
+  std::vector<std::string> names;
+  for (const RunColumn& column : kRunColumns) names.emplace_back(column.name);
   std::set<std::string> settings;
   for (const RunRow& row : rows) {
     for (const auto& [name, text] : row.run.settings) settings.insert(name);
@@ -235,10 +228,6 @@ struct RunsArguments {
   bool reverse = false;
   std::vector<std::string> filters;
 };
-
-bool is_damaged(const RunRow& row) {
-  return !row.run.damage.empty();
-}
 
 std::vector<RunRow> read_rows(const std::string& folder) {
   std::error_code code;
@@ -410,7 +399,8 @@ void add_runs_list(CLI::App& app, ExitCode* exit_code) {
                              : *format == ListFormat::kCsv ? as_csv(rows)
                                                            : as_json(rows);
     std::fputs(text.c_str(), stdout);
-    const auto damaged = std::count_if(rows.begin(), rows.end(), [](const RunRow& row) { return is_damaged(row); });
+    const auto damaged =
+        std::count_if(rows.begin(), rows.end(), [](const RunRow& row) { return !row.run.damage.empty(); });
     if (damaged == 0) return;
     std::fprintf(stderr, "dtrain: warning: the files of %s cannot be read completely: the column damage says which\n",
                  count_of(damaged, "run").c_str());

@@ -131,11 +131,6 @@ std::string growth_text(const MemoryGrowth& growth) {
   return text;
 }
 
-// True if most of the growth is free memory on the heap.
-bool is_fragmented(const MemoryGrowth& growth) {
-  return growth.free_heap_bytes > 0.5 * growth.grown_bytes;
-}
-
 Finding growth_finding(const std::string& who, const MemoryGrowth& growth) {
   const std::string a_step = format_bytes(growth.bytes_per_step);
   Finding finding{.title = fmt::format("{} keeps {} more memory with every step", who, a_step),
@@ -145,7 +140,8 @@ Finding growth_finding(const std::string& who, const MemoryGrowth& growth) {
                       "or item() what is logged), lists and caches that only grow",
                   .fault = true,
                   .bytes_per_step = growth.bytes_per_step};
-  if (!is_fragmented(growth)) return finding;
+  const bool is_fragmented = growth.free_heap_bytes > 0.5 * growth.grown_bytes;
+  if (!is_fragmented) return finding;
   finding.id = "memory_fragmentation";
   finding.title = fmt::format("the heap of {} is fragmented: it grows by {} with every step", who, a_step);
   finding.evidence += fmt::format("; {} of that is free, between pieces that are in use, and nothing fits there",

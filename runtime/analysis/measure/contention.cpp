@@ -85,11 +85,6 @@ Contention of_rank(const RunProfile& run, const RankProfile& rank) {
   return result;
 }
 
-const Json* strategy_of(const RunProfile& run) {
-  const auto strategy = run.plan.find("strategy");
-  return strategy != run.plan.end() && strategy->is_object() ? &*strategy : nullptr;
-}
-
 // Returns the median optimizer step of these batches, of the rank with the longest one; 0: there is none.
 double longest_update_ns(const RunProfile& run, std::int64_t first_batch, std::int64_t last_batch) {
   double longest = 0;
@@ -152,8 +147,8 @@ std::vector<Contention> find_contention(const RunProfile& run) {
 }
 
 bool updates_one_copy(const RunProfile& run) {
-  const Json* const strategy = strategy_of(run);
-  return strategy && text(*strategy, "strategy") == "sharded" && strategy->value("one_copy", Json()) == Json(true);
+  const Json& strategy = object_at(run.plan, "strategy");
+  return text(strategy, "strategy") == "sharded" && strategy.value("one_copy", Json()) == Json(true);
 }
 
 std::optional<double> unshared_update_share(const RunProfile& run, const RunProfile& tried) {

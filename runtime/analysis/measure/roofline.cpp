@@ -94,10 +94,6 @@ std::optional<double> achieved_gb_s(const RunProfile& run) {
 
 constexpr std::int64_t kFewestChannels = 16;
 
-bool is_convolution(const OperatorLimit& one) {
-  return !one.format.empty();
-}
-
 // Casting reads four bytes of an element and writes two.
 double casting_s(const Roofline& roofline, const OperatorLimit& one) {
   constexpr double kBytesOfByte = 1.5;
@@ -192,7 +188,7 @@ std::optional<double> limit_gflops_of(const Roofline& roofline, const OperatorLi
                                       const std::string& dtype) {
   if (!roofline.limits) return std::nullopt;
   const auto& convolutions = roofline.limits->convolution_gflops;
-  if (const auto found = convolutions.find(dtype); is_convolution(operation) && found != convolutions.end()) {
+  if (const auto found = convolutions.find(dtype); !operation.format.empty() && found != convolutions.end()) {
     return found->second;
   }
   return gflops_of(*roofline.limits, dtype);

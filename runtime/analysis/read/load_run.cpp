@@ -99,13 +99,6 @@ void warn_about_agents(RunProfile& run) {
   }
 }
 
-// Adds to the run's warnings: dumps that are missing, were not ended, or lack records.
-void warn_about_dumps(RunProfile& run) {
-  take_losses(run);
-  warn_about_ranks(run);
-  warn_about_agents(run);
-}
-
 namespace fs = std::filesystem;
 
 constexpr std::size_t kThreads = 2;
@@ -302,7 +295,9 @@ RunProfile load_run(const fs::path& folder) {
     const auto claimed = integer(rank.header, "world_size");
     if (claimed > run.world_size && claimed <= kLargestWorld) run.world_size = static_cast<int>(claimed);
   }
-  warn_about_dumps(run);
+  take_losses(run);
+  warn_about_ranks(run);
+  warn_about_agents(run);
   return run;
 }
 

@@ -212,11 +212,6 @@ void apply(const std::string& override_text, Location at, Value& root, Collector
   *map = std::move(*value);
 }
 
-// A shell that reads <(command) gives the program a pipe under this name.
-bool is_pipe_of_shell(const std::filesystem::path& file) {
-  return file.string().starts_with("/dev/fd/") || file == "/dev/stdin";
-}
-
 std::string read_pipe(const std::filesystem::path& file) {
   std::ifstream pipe(file, std::ios::binary);
   if (!pipe) throw SystemError("cannot read " + file.string(), errno);
@@ -253,7 +248,8 @@ std::optional<Value> parse_yaml(const std::string& text, Collector& collector, s
 }
 
 std::string read_text(const std::filesystem::path& file, const std::string& what, Collector& collector) {
-  const bool is_pipe = is_pipe_of_shell(file);
+  // A shell that reads <(command) gives the program a pipe under this name.
+  const bool is_pipe = file.string().starts_with("/dev/fd/") || file == "/dev/stdin";
   try {
     return is_pipe ? read_pipe(file) : read_file(file, kMaxFileBytes);
   } catch (const SystemError& error) {

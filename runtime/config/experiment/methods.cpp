@@ -113,13 +113,6 @@ class BetasForm : public KeyType {
 
 constexpr const char* kOneWay = "has no place beside max_gradient_norm: gradients are clipped in one way";
 
-// Returns the check of declare_nesterov_needs() as a schema.
-Json nesterov_needs() {
-  Json needs{{"required", {"momentum"}}};
-  needs.update(allows({{"momentum", {{"exclusiveMinimum", 0}}}, {"dampening", {{"const", 0}}}}));
-  return if_then(is_given("nesterov", {{"const", true}}), std::move(needs));
-}
-
 }  // namespace
 
 void declare_numbers(Keys& keys, const Key& key, std::vector<double>& numbers) {
@@ -142,7 +135,11 @@ void declare_nesterov_needs(Keys& keys, const Sgd& sgd) {
     if (sgd.nesterov && (sgd.momentum == 0 || sgd.dampening != 0))
       section.refuse("nesterov", "needs a momentum above 0 and no dampening");
   });
-  keys.schema_rule(nesterov_needs);
+  keys.schema_rule([] {
+    Json needs{{"required", {"momentum"}}};
+    needs.update(allows({{"momentum", {{"exclusiveMinimum", 0}}}, {"dampening", {{"const", 0}}}}));
+    return if_then(is_given("nesterov", {{"const", true}}), std::move(needs));
+  });
 }
 
 void check_clipping(Section& section, const OptimizerSettings& optimizer) {

@@ -84,19 +84,6 @@ std::vector<Metric> read_metrics(Section& root, const Loss& loss) {
   return metrics;
 }
 
-Json metrics_schema() {
-  return {{"type", {"array", "null"}},
-          {"uniqueItems", true},
-          {"items", {{"anyOf", {Json{{"enum", plain_words()}}, Json{{"type", "string"}, {"pattern", kTopPattern}}}}}}};
-}
-
-// Returns "a list of `accuracy`, ...".
-std::string metric_values() {
-  std::string text = "null, or a list of";
-  for (const std::string& word : plain_words()) text += " `" + word + "`,";
-  return text + " `" + kTopWord + "`";
-}
-
 // Returns the losses that metrics need, as conditions of a JSON Schema.
 std::vector<Json> what_metrics_need() {
   const auto rule = [](const Json& metric, MetricKind kind) {
@@ -250,8 +237,17 @@ class MetricsForm : public ModelPartForm {
     for (const Metric& metric : shown().metrics) words.push_back(metric.word);
     return words;
   }
-  Json schema(const Key&) const override { return metrics_schema(); }
-  std::string values() const override { return metric_values(); }
+  Json schema(const Key&) const override {
+    return {
+        {"type", {"array", "null"}},
+        {"uniqueItems", true},
+        {"items", {{"anyOf", {Json{{"enum", plain_words()}}, Json{{"type", "string"}, {"pattern", kTopPattern}}}}}}};
+  }
+  std::string values() const override {
+    std::string text = "null, or a list of";
+    for (const std::string& word : plain_words()) text += " `" + word + "`,";
+    return text + " `" + kTopWord + "`";
+  }
 };
 
 class OptimizerForm : public ModelPartForm {

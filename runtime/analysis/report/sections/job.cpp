@@ -39,11 +39,6 @@ std::string versions(const RunProfile& run) {
   return parts.empty() ? "not recorded" : join(parts, ", ");
 }
 
-std::string ran_for(const Input& input) {
-  if (input.end_s() <= 0) return "not known";
-  return seconds_text(input.end_s());
-}
-
 void write_facts(Page& page, const Input& input) {
   const RunSummary& s = input.analysis.summary;
   std::set<std::string> hosts;
@@ -54,7 +49,7 @@ void write_facts(Page& page, const Input& input) {
   std::vector<std::pair<std::string, std::string>> facts = {
       {"started", first.empty() ? "not known" : first},
       {"ended", s.state.empty() ? "it has not" : last},
-      {"ran for" + of_attempt, ran_for(input)},
+      {"ran for" + of_attempt, input.end_s() > 0 ? seconds_text(input.end_s()) : "not known"},
       {"ranks", fmt::format("{} on {}", s.world_size, count_of(hosts.size(), "host"))},
       {"trained" + of_attempt, batches_text(s)},
       {"samples" + of_attempt, count_text(s.samples)},

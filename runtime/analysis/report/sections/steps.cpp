@@ -42,10 +42,6 @@ using Groups = std::vector<double>;  // seconds, by phase group
 constexpr double kSigmas = 3;
 constexpr auto kValidationPhase = static_cast<std::size_t>(profile::Phase::kValidation);
 
-bool is_validation(const PhaseGroup& group) {
-  return group.phases.front() == profile::Phase::kValidation;
-}
-
 Groups groups_of(const StepLine& step) {
   Groups result;
   for (const PhaseGroup& group : phase_groups())
@@ -76,7 +72,8 @@ void explain_outlier(const Input& input, const Groups& normal, Outlier& outlier)
   const Groups groups = groups_of(*outlier.step);
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const double excess = groups[i] - normal[i];
-    if (excess <= outlier.group_excess_s || is_validation(phase_groups()[i])) continue;
+    const bool is_validation = phase_groups()[i].phases.front() == profile::Phase::kValidation;
+    if (excess <= outlier.group_excess_s || is_validation) continue;
     outlier.group_excess_s = excess;
     outlier.group = phase_groups()[i].name;
   }
