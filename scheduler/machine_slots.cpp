@@ -226,9 +226,9 @@ std::vector<host::Core> add_slots_of_this_machine(std::vector<ClusterAgent>& age
     if (agent.here) here.push_back(&agent);
   }
   const bool undecided =
-      std::any_of(here.begin(), here.end(), [](auto* one) { return one->agent.slot_type == AgentSlotType::kAuto; });
+      std::any_of(here.begin(), here.end(), [](auto* agent) { return agent->agent.slot_type == AgentSlotType::kAuto; });
   const bool wants_gpus =
-      std::any_of(here.begin(), here.end(), [](auto* one) { return one->agent.slot_type == AgentSlotType::kCuda; });
+      std::any_of(here.begin(), here.end(), [](auto* agent) { return agent->agent.slot_type == AgentSlotType::kCuda; });
   std::vector<ClusterSlot> gpus;
   if (wants_gpus || (undecided && defaults.slot_type != AgentSlotType::kCpu)) {
     gpus = find_gpu_slots(machine, variables, warnings);

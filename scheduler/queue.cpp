@@ -125,7 +125,7 @@ Claim pick_slots(const Placement& placement, const TaskRequest& request, const H
   for (const AgentShare& share : placement) {
     ClaimedShare claimed{.agent = share.agent, .slots = {}, .gpus = {}, .cores = {}};
     const auto agent = std::find_if(request.agents.begin(), request.agents.end(),
-                                    [&](const AgentSlots& one) { return one.id == share.agent; });
+                                    [&](const AgentSlots& agent) { return agent.id == share.agent; });
     const std::map<int, const Holder*> taken = held_of(*agent, held);
     if (!agent->cores.empty()) {
       claim.push_back(share_of_cores(*agent, request.slots, share.slots, free_cores(*agent, taken)));

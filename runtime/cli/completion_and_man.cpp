@@ -411,18 +411,18 @@ void add_command(const CommandFacts& command, std::string* page) {
 
 std::string exit_codes() {
   std::string result;
-  for (const ExitCodeMeaning& one : kExitCodes) {
-    result +=
-        tagged(bold(std::to_string(static_cast<int>(one.code))), plain(std::string(one.meaning) + " " + one.details));
+  for (const ExitCodeMeaning& meaning : kExitCodes) {
+    result += tagged(bold(std::to_string(static_cast<int>(meaning.code))),
+                     plain(std::string(meaning.meaning) + " " + meaning.details));
   }
   return result;
 }
 
 std::string variables() {
   std::string result;
-  for (const Variable& one : kVariables) {
-    const std::string text = std::string(one.effect) + " Read by " + one.readers + ".";
-    result += tagged(bold(join(split(one.names, ' '), ", ")) + ": " + italic(one.value), plain(text));
+  for (const Variable& variable : kVariables) {
+    const std::string text = std::string(variable.effect) + " Read by " + variable.readers + ".";
+    result += tagged(bold(join(split(variable.names, ' '), ", ")) + ": " + italic(variable.value), plain(text));
   }
   return result;
 }

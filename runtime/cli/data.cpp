@@ -308,10 +308,10 @@ std::string to_text(const Json& json) {
   const Json& classes = json["classes"];
   text += "  " + count_of(classes.size(), "class") + ":\n";
   for (std::size_t i = 0; i < std::min(classes.size(), kShownClasses); ++i) {
-    const Json& one = classes[i];
-    text += "    " + std::to_string(one["class"].get<std::int64_t>()) +
-            (one["name"].is_null() ? "" : " (" + one["name"].get<std::string>() + ")") + ": " +
-            std::to_string(one["samples"].get<std::int64_t>()) + "\n";
+    const Json& of_class = classes[i];
+    text += "    " + std::to_string(of_class["class"].get<std::int64_t>()) +
+            (of_class["name"].is_null() ? "" : " (" + of_class["name"].get<std::string>() + ")") + ": " +
+            std::to_string(of_class["samples"].get<std::int64_t>()) + "\n";
   }
   if (classes.size() > kShownClasses) text += "    … (--json has all)\n";
   for (const Json& damage : json["damaged"]) text += "  DAMAGED: " + damage.get<std::string>() + "\n";

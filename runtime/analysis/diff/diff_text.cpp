@@ -63,10 +63,10 @@ void write_memory(TextWriter& out, const RunDiff& diff) {
   std::stable_sort(rows.begin(), rows.end(),
                    [](const DiffMemory& x, const DiffMemory& y) { return x.stands_out > y.stands_out; });
   if (rows.size() > kMostListedRanks) rows.resize(kMostListedRanks);
-  for (const DiffMemory& one : rows) {
-    out.line("  {:<24}{:>11}{:>11}{:>9}{}", fmt::format("rank {}", one.rank), format_bytes(one.a_bytes),
-             format_bytes(one.b_bytes), fmt::format("{:+.1f}%", (one.b_bytes / one.a_bytes - 1) * 100),
-             one.stands_out ? "  stands out" : "");
+  for (const DiffMemory& memory : rows) {
+    out.line("  {:<24}{:>11}{:>11}{:>9}{}", fmt::format("rank {}", memory.rank), format_bytes(memory.a_bytes),
+             format_bytes(memory.b_bytes), fmt::format("{:+.1f}%", (memory.b_bytes / memory.a_bytes - 1) * 100),
+             memory.stands_out ? "  stands out" : "");
   }
 }
 
@@ -185,11 +185,11 @@ Json to_json(const RunDiff& diff) {
     if (phase.name == "allreduce_wait") json["exposed_communication"] = json["phases"].back();
   }
   json["memory"] = Json::array();
-  for (const DiffMemory& one : diff.memory) {
-    json["memory"].push_back({{"rank", one.rank},
-                              {"a_peak_bytes", one.a_bytes},
-                              {"b_peak_bytes", one.b_bytes},
-                              {"stands_out", one.stands_out}});
+  for (const DiffMemory& memory : diff.memory) {
+    json["memory"].push_back({{"rank", memory.rank},
+                              {"a_peak_bytes", memory.a_bytes},
+                              {"b_peak_bytes", memory.b_bytes},
+                              {"stands_out", memory.stands_out}});
   }
   json["rules"] = {{"new", rules_json(diff.new_rules)}, {"gone", rules_json(diff.gone_rules)}};
   json["faults"] = {{"new", rules_json(diff.new_faults)}, {"gone", rules_json(diff.gone_faults)}};

@@ -166,8 +166,8 @@ std::string judge_pinned(const RuleData& data, const Parameters&, Finding& resul
 constexpr double kMainWaitingShare = 0.6;
 
 const Prediction* prediction(const Analysis& analysis, const std::string& name) {
-  for (const Prediction& one : analysis.what_if.changes) {
-    if (one.name == name) return &one;
+  for (const Prediction& prediction : analysis.what_if.changes) {
+    if (prediction.name == name) return &prediction;
   }
   return nullptr;
 }

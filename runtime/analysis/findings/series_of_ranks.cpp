@@ -179,11 +179,11 @@ ModelFacts model_facts(const RunProfile& profile) {
   for (const Json& shape : list_at(model, "shapes")) {
     const auto sizes = shape.find("sizes");
     if (sizes == shape.end() || !sizes->is_array()) continue;
-    Shape& one = facts.shapes.emplace_back(Shape{text(shape, "name"), {}});
+    Shape& read = facts.shapes.emplace_back(Shape{text(shape, "name"), {}});
     for (const Json& size : *sizes) {
       const bool fits =
           size.is_number_integer() && size.get<std::int64_t>() >= 0 && size.get<std::int64_t>() < (1 << 30);
-      one.sizes.push_back(fits ? size.get<std::int64_t>() : 0);
+      read.sizes.push_back(fits ? size.get<std::int64_t>() : 0);
     }
   }
   for (const Json& batch : list_at(profile.plan, "batch_per_rank")) {

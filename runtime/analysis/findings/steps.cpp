@@ -245,8 +245,9 @@ double stalled_s(const Evidence& evidence, const std::optional<Stalls>& stalls, 
 // True if no setting caused a checkpoint: a run always takes one at its end and when it is stopped.
 bool has_only_last_checkpoints(const RunHistory& history) {
   return !history.checkpoints.empty() &&
-         std::all_of(history.checkpoints.begin(), history.checkpoints.end(),
-                     [](const CheckpointAccount& one) { return one.reason == "end" || one.reason == "stop"; });
+         std::all_of(history.checkpoints.begin(), history.checkpoints.end(), [](const CheckpointAccount& checkpoint) {
+           return checkpoint.reason == "end" || checkpoint.reason == "stop";
+         });
 }
 
 std::string advice_for(const Cost& cost, const RunHistory& history) {

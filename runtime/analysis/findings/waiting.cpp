@@ -275,23 +275,23 @@ std::vector<Finding> find_uneven_shard(const Run& run) {
   for (const Uneven& uneven : uneven_by_rank) by_rank.push_back(uneven.seconds());
   const auto worst = std::max_element(by_rank.begin(), by_rank.end());
   const auto at = static_cast<std::size_t>(worst - by_rank.begin());
-  const bool one = *worst > 0 && *worst >= kMainShardShare * std::accumulate(by_rank.begin(), by_rank.end(), 0.0);
+  const bool has_main = *worst > 0 && *worst >= kMainShardShare * std::accumulate(by_rank.begin(), by_rank.end(), 0.0);
   const RankProfile& rank = evidence.run.ranks[at];
   double all = 0;
   for (const double samples : most_of_all) all += samples;
   Finding finding{
-      .title =
-          one ? fmt::format("{} has more data than the others: they wait while it trains, {} in all", rank_name(rank),
-                            seconds_text(lost_s))
-              : fmt::format("ranks train different numbers of samples in a batch: {} in all", seconds_text(lost_s)),
+      .title = has_main ? fmt::format("{} has more data than the others: they wait while it trains, {} in all",
+                                      rank_name(rank), seconds_text(lost_s))
+                        : fmt::format("ranks train different numbers of samples in a batch: {} in all",
+                                      seconds_text(lost_s)),
       .evidence = fmt::format("{} each (mean) in {}; {} trained {} samples, a fair share is {}",
                               seconds_text(lost_s / uneven_steps), count_text(to_count(uneven_steps), "batch"),
                               rank_name(rank), count_text(to_count(most_of_all[at])),
                               count_text(to_count(all / static_cast<double>(rows.ranks())))),
       .advice = "give every rank the same number of samples: shards of one size, or a sampler over the whole data set",
       .seconds = lost_s,
-      .rank = one ? rank.rank : -1,
-      .host = one ? rank.host : "",
+      .rank = has_main ? rank.rank : -1,
+      .host = has_main ? rank.host : "",
       .fault = true};
   if (even_s) {
     finding.evidence += fmt::format("; with even shares a batch's computing takes {} instead of {}",

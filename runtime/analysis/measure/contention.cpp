@@ -185,24 +185,24 @@ std::optional<LoaderUse> loader_use(const RunProfile& run, int rank) {
   LoaderUse use;
   double workers = 0;
   std::int64_t batches = 0;
-  for (const RankProfile& one : run.ranks) {
-    if (rank >= 0 && one.rank != rank) continue;
-    for (const LoaderLine& line : one.loader) {
+  for (const RankProfile& of_rank : run.ranks) {
+    if (rank >= 0 && of_rank.rank != rank) continue;
+    for (const LoaderLine& line : of_rank.loader) {
       if (line.usage.batches == 0) continue;
       use.usage.add(line.usage);
       use.read_s += to_seconds(std::max<std::int64_t>(0, line.fetch_ns));
       workers += line.workers;
       ++batches;
     }
-    for (const WindowLine& window : one.windows) {
+    for (const WindowLine& window : of_rank.windows) {
       if (window.loader_usage.batches <= 0) continue;
       use.usage.add(window.loader_usage);
       use.read_s += to_seconds(window.loader_fetch_ns);
       workers += static_cast<double>(window.loader_workers) * static_cast<double>(window.loader_usage.batches);
       batches += window.loader_usage.batches;
     }
-    use.waited_s += to_seconds(one.phase_ns(profile::Phase::kDataloaderNext));
-    use.steps_s += to_seconds(one.wall_ns());
+    use.waited_s += to_seconds(of_rank.phase_ns(profile::Phase::kDataloaderNext));
+    use.steps_s += to_seconds(of_rank.wall_ns());
   }
   if (batches == 0) return std::nullopt;
   use.workers = workers / static_cast<double>(batches);

@@ -146,10 +146,10 @@ AgentSummary summarize_agent(const RunProfile& run, const AgentProfile& agent) {
   for (const auto& [index, of_gpu] : gpu_values) {
     const auto known = gpus.find(index);
     const GpuLine gpu = known != gpus.end() ? known->second : GpuLine{};
-    GpuSummary& one = summary.gpus.emplace_back();
-    one = {index, gpu.uuid, gpu.name, gpu.total_memory_bytes, of_gpu.summary(units)};
-    one.is_of_run = on_gpus && (!ranks || ranks->contains(index));
-    if (on_gpus && ranks && ranks->contains(index)) one.rank = ranks->at(index);
+    GpuSummary& added = summary.gpus.emplace_back();
+    added = {index, gpu.uuid, gpu.name, gpu.total_memory_bytes, of_gpu.summary(units)};
+    added.is_of_run = on_gpus && (!ranks || ranks->contains(index));
+    if (on_gpus && ranks && ranks->contains(index)) added.rank = ranks->at(index);
   }
   return summary;
 }

@@ -167,8 +167,9 @@ std::vector<SettingDifference> differences_of(std::span<const Settings> runs) {
     const auto same = [&](const std::string& value) { return value == first; };
     if (!std::all_of(difference.values.begin(), difference.values.end(), same)) result.push_back(std::move(difference));
   }
-  std::stable_partition(result.begin(), result.end(),
-                        [](const SettingDifference& one) { return one.key.find(".rules.") == std::string::npos; });
+  std::stable_partition(result.begin(), result.end(), [](const SettingDifference& difference) {
+    return difference.key.find(".rules.") == std::string::npos;
+  });
   return result;
 }
 

@@ -95,7 +95,8 @@ std::int64_t RankProfile::phase_ns(profile::Phase phase) const {
 }
 
 const RankProfile* RunProfile::find_rank(int rank) const {
-  const auto found = std::find_if(ranks.begin(), ranks.end(), [&](const auto& one) { return one.rank == rank; });
+  const auto found =
+      std::find_if(ranks.begin(), ranks.end(), [&](const auto& profile) { return profile.rank == rank; });
   return found == ranks.end() ? nullptr : &*found;
 }
 

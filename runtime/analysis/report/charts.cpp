@@ -96,8 +96,8 @@ Input::Input(const RunProfile& profile, const Analysis& known) : run(profile), a
   for (const RankProfile& rank : run.ranks) end_s_ = std::max(end_s_, seconds(rank, last_ns(rank)));
 
   std::set<int> chosen;
-  for (const Straggler& one : analysis.stragglers.ranks) {
-    if (chosen.size() < kMostRanks / 2) chosen.insert(one.rank);
+  for (const Straggler& straggler : analysis.stragglers.ranks) {
+    if (chosen.size() < kMostRanks / 2) chosen.insert(straggler.rank);
   }
   for (const RankProfile& rank : run.ranks) {
     if (run.ranks.size() > kMostRanks && chosen.size() >= kMostRanks) break;
@@ -189,11 +189,11 @@ std::vector<Point> thin(std::vector<Point> points, std::size_t most) {
 
 Json line_set(const std::string& name, const std::vector<Point>& points, bool band) {
   std::vector<double> x, y, low, high;
-  for (const Point& one : points) {
-    x.push_back(one.x);
-    y.push_back(one.y);
-    low.push_back(one.low);
-    high.push_back(one.high);
+  for (const Point& point : points) {
+    x.push_back(point.x);
+    y.push_back(point.y);
+    low.push_back(point.low);
+    high.push_back(point.high);
   }
   Json set = {{"name", name}, {"x", rounded(x, 6)}, {"y", rounded(y)}};
   if (band) {

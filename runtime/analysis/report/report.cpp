@@ -151,9 +151,9 @@ void write_differences(Page& page, const std::vector<ComparedRun>& runs) {
   const std::vector<SettingDifference> differences = differences_of(settings);
   if (differences.empty()) return page.paragraph("The experiments of these runs have the same settings.");
   Table table("Keys of the experiments that differ; -: the run does not have it", std::move(columns));
-  for (const SettingDifference& one : differences) {
-    std::vector<Cell> row = {one.key};
-    for (const std::string& value : one.values) row.emplace_back(shortened_setting(value));
+  for (const SettingDifference& difference : differences) {
+    std::vector<Cell> row = {difference.key};
+    for (const std::string& value : difference.values) row.emplace_back(shortened_setting(value));
     table.row(row);
   }
   page.table(table);

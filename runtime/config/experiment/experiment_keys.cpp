@@ -50,7 +50,9 @@ std::vector<std::pair<std::string, std::string>> Experiment::variables_of_ranks(
 }
 
 std::vector<std::string> keys_not_for_gpus(const Experiment& experiment) {
-  const auto is_power_sgd = [](const comm::Compression& one) { return std::holds_alternative<comm::PowerSgd>(one); };
+  const auto is_power_sgd = [](const comm::Compression& compression) {
+    return std::holds_alternative<comm::PowerSgd>(compression);
+  };
   const Optimizations& o = experiment.optimizations;
   std::vector<std::string> keys;
   if (is_power_sgd(o.gradient_compression)) keys.emplace_back("optimizations.gradient_compression");

@@ -84,8 +84,8 @@ void Keys::visit_alternatives(const char* selector, const std::vector<Alternativ
       if (!alternatives[i].word.empty()) (owns ? only.owners : only.others).push_back(alternatives[i].word);
     }
     const auto declare = [&](Keys& keys) {
-      OneKey one(keys, name);
-      alternatives[shown].declare(one);
+      OneKey only_this(keys, name);
+      alternatives[shown].declare(only_this);
     };
     if (only.others.empty()) {
       declare(*this);

@@ -51,10 +51,10 @@ Json bandwidth_series(const Input& input) {
   Json spec = time_series(input, "bus bandwidth", "bytes/s");
   for (const RankProfile& rank : input.run.ranks) {
     std::map<std::pair<Operation, std::int32_t>, std::vector<Point>> lines;
-    for (const CollectiveLine& one : rank.collectives) {
-      if (one.bucket < 0 || one.bus_bandwidth <= 0) continue;
-      lines[{one.operation, one.bucket}].push_back(
-          point(input.seconds(rank, one.started_ns), static_cast<double>(one.bus_bandwidth)));
+    for (const CollectiveLine& collective : rank.collectives) {
+      if (collective.bucket < 0 || collective.bus_bandwidth <= 0) continue;
+      lines[{collective.operation, collective.bucket}].push_back(
+          point(input.seconds(rank, collective.started_ns), static_cast<double>(collective.bus_bandwidth)));
     }
     if (lines.empty()) continue;
     const std::size_t most = std::min(kMostColumns, std::max<std::size_t>(40, kMostPointsShown / lines.size()));

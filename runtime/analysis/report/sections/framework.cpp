@@ -35,8 +35,8 @@ Modes modes_of(const RunSummary& s) {
 
 std::string phase_color(const std::string& phase) {
   for (const PhaseGroup& group : phase_groups()) {
-    for (const profile::Phase one : group.phases) {
-      if (profile::name_of(one) == phase) return group.color;
+    for (const profile::Phase member : group.phases) {
+      if (profile::name_of(member) == phase) return group.color;
     }
   }
   return "other";
@@ -197,25 +197,26 @@ void write_compute_facts(Page& page, const ComputeAccount& account) {
   if (!account.mfu) page.absent("No MFU.", account.without_mfu + ".");
 }
 
-std::vector<Cell> limit_row(const OperatorLimit& one, double all_s) {
-  const double share = all_s > 0 ? one.seconds / all_s : 0;
-  std::vector<Cell> row{one.name,
-                        one.dtype + (one.format.empty() ? "" : ", " + one.format),
-                        shapes_text(one.shapes),
-                        Cell::count(one.calls),
+std::vector<Cell> limit_row(const OperatorLimit& operation, double all_s) {
+  const double share = all_s > 0 ? operation.seconds / all_s : 0;
+  std::vector<Cell> row{operation.name,
+                        operation.dtype + (operation.format.empty() ? "" : ", " + operation.format),
+                        shapes_text(operation.shapes),
+                        Cell::count(operation.calls),
                         Cell::share(share).colored("compute"),
-                        Cell::seconds(one.seconds)};
-  if (one.ideal_s) {
-    const double ratio = *one.ideal_s > 0 ? one.seconds / *one.ideal_s : 0;
-    row.emplace_back(seconds_text(*one.ideal_s), *one.ideal_s);
+                        Cell::seconds(operation.seconds)};
+  if (operation.ideal_s) {
+    const double ratio = *operation.ideal_s > 0 ? operation.seconds / *operation.ideal_s : 0;
+    row.emplace_back(seconds_text(*operation.ideal_s), *operation.ideal_s);
     row.emplace_back(ratio > 0 ? fmt::format("{:.1f}x", ratio) : "-", ratio);
-    row.emplace_back(one.by_memory ? "memory" : one.flops > 0 ? "computing" : "-");
+    row.emplace_back(operation.by_memory ? "memory" : operation.flops > 0 ? "computing" : "-");
   } else {
     row.insert(row.end(), {"", "", ""});
   }
-  const double per_s = one.seconds > 0 ? 1 / one.seconds : 0;
-  const double flops = static_cast<double>(one.flops) * per_s, bytes = static_cast<double>(one.bytes) * per_s;
-  row.push_back(one.flops > 0 ? Cell(amount_text(flops, "FLOP/s"), flops) : Cell("", 0));
+  const double per_s = operation.seconds > 0 ? 1 / operation.seconds : 0;
+  const double flops = static_cast<double>(operation.flops) * per_s,
+               bytes = static_cast<double>(operation.bytes) * per_s;
+  row.push_back(operation.flops > 0 ? Cell(amount_text(flops, "FLOP/s"), flops) : Cell("", 0));
   row.emplace_back(amount_text(bytes, "B/s"), bytes);
   return row;
 }

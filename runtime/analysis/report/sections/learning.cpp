@@ -63,9 +63,9 @@ bool smaller_is_better(const Json& experiment) {
   return value_at<bool>(object_at(experiment, "searcher"), "smaller_is_better").value_or(true);
 }
 
-Cell metric_cell(const CheckpointAccount& one) {
-  if (!one.metric_value) return "-";
-  return {fmt::format("{} = {:.6g}", one.metric, *one.metric_value), *one.metric_value};
+Cell metric_cell(const CheckpointAccount& checkpoint) {
+  if (!checkpoint.metric_value) return "-";
+  return {fmt::format("{} = {:.6g}", checkpoint.metric, *checkpoint.metric_value), *checkpoint.metric_value};
 }
 
 void write_saved(Page& page, const Input& input) {
@@ -83,14 +83,15 @@ void write_saved(Page& page, const Input& input) {
                {"copied in", true, "the longest time that a rank copied its state; training waits for it"},
                {"waited", true, "the saver, for ranks and other hosts"},
                {"written in", true, "from the first byte until it was durable"}});
-  for (const CheckpointAccount& one : history.checkpoints) {
-    std::string kept = one.fate == CheckpointFate::kKept ? "yes" : word_of(one.fate);
-    if (&one == best) kept += ", best";
-    if (&one == latest) kept += ", latest";
-    table.row({Cell::count(one.step), Cell(count_text(one.epoch + 1), static_cast<double>(one.epoch)),
-               one.attempt > 0 ? Cell(std::to_string(one.attempt), one.attempt) : Cell("-"), one.reason,
-               metric_cell(one), kept, Cell::bytes(static_cast<double>(one.bytes)), Cell::seconds(one.copy_s),
-               Cell::seconds(one.wait_s), Cell::seconds(one.write_s)});
+  for (const CheckpointAccount& checkpoint : history.checkpoints) {
+    std::string kept = checkpoint.fate == CheckpointFate::kKept ? "yes" : word_of(checkpoint.fate);
+    if (&checkpoint == best) kept += ", best";
+    if (&checkpoint == latest) kept += ", latest";
+    table.row({Cell::count(checkpoint.step),
+               Cell(count_text(checkpoint.epoch + 1), static_cast<double>(checkpoint.epoch)),
+               checkpoint.attempt > 0 ? Cell(std::to_string(checkpoint.attempt), checkpoint.attempt) : Cell("-"),
+               checkpoint.reason, metric_cell(checkpoint), kept, Cell::bytes(static_cast<double>(checkpoint.bytes)),
+               Cell::seconds(checkpoint.copy_s), Cell::seconds(checkpoint.wait_s), Cell::seconds(checkpoint.write_s)});
   }
   page.table(table);
 }

@@ -94,10 +94,11 @@ std::map<int, UsualPhases> usual_steps(const Input& input, OutlierReport& report
   }
   const Finding* rule = find_rule(input, "StepOutlier");
   if (!rule || !rule->details.contains("series")) return result;
-  for (const Json& one : rule->details["series"]) {
-    const bool eval = text(one, "mode") == "EVAL";
-    (eval ? report.eval : report.train) += integer(one, "outliers");
-    if (!eval) result[static_cast<int>(integer(one, "rank"))] = {number(one, "median_s"), number(one, "threshold_s")};
+  for (const Json& series : rule->details["series"]) {
+    const bool eval = text(series, "mode") == "EVAL";
+    (eval ? report.eval : report.train) += integer(series, "outliers");
+    if (eval) continue;
+    result[static_cast<int>(integer(series, "rank"))] = {number(series, "median_s"), number(series, "threshold_s")};
   }
   return result;
 }
@@ -112,7 +113,7 @@ struct PhaseMeans {
   }
   Groups means() const {
     Groups result = sums;
-    for (double& one : result) one /= std::max(1.0, steps);
+    for (double& mean : result) mean /= std::max(1.0, steps);
     return result;
   }
 };
@@ -226,15 +227,16 @@ void write_correlation(Page& page, const OutlierReport& outliers) {
                {"disk wait", true, "time in which cores had nothing to do but wait for a disk"},
                {"disk read MiB/s", true},
                {"network in MiB/s", true}});
-  for (const Outlier& one : outliers.longest) {
+  for (const Outlier& outlier : outliers.longest) {
     table.row(
-        {Cell::count(one.step->batch), Cell(std::to_string(one.rank->rank), one.rank->rank), Cell::seconds(one.seconds),
-         Cell::seconds(one.excess_s),
-         one.group.empty() ? std::string("-") : fmt::format("{} (+{})", one.group, seconds_text(one.group_excess_s)),
-         metric_cell(one.system, "cpu_util_simple", as_is, "%"), metric_cell(one.system, "io_wait", as_is, "%"),
-         metric_cell(one.system, "disk_throughput_read", in_mebibytes, ""),
-         metric_cell(one.system, "net_throughput_recv", in_mebibytes, "")},
-        one.rank->rank);
+        {Cell::count(outlier.step->batch), Cell(std::to_string(outlier.rank->rank), outlier.rank->rank),
+         Cell::seconds(outlier.seconds), Cell::seconds(outlier.excess_s),
+         outlier.group.empty() ? std::string("-")
+                               : fmt::format("{} (+{})", outlier.group, seconds_text(outlier.group_excess_s)),
+         metric_cell(outlier.system, "cpu_util_simple", as_is, "%"), metric_cell(outlier.system, "io_wait", as_is, "%"),
+         metric_cell(outlier.system, "disk_throughput_read", in_mebibytes, ""),
+         metric_cell(outlier.system, "net_throughput_recv", in_mebibytes, "")},
+        outlier.rank->rank);
   }
   page.table(table);
 }
