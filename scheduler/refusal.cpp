@@ -186,8 +186,7 @@ std::optional<Refusal> never_fits(std::span<const AgentSlots> all, const SlotReq
   }
   const SizedAgents sizes = by_size(eligible);
   Counts counts = fitting_counts(sizes, request);
-  const bool of_cores =
-      std::any_of(all.begin(), all.end(), [](const AgentSlots& agent) { return !agent.cores.empty(); });
+  const bool of_cores = std::ranges::any_of(all, [](const AgentSlots& agent) { return !agent.cores.empty(); });
   if (of_cores && request.cores_per_slot == 0 && !request.is_single_node) add_equal_shares(all, request, counts);
   if (request.slots >= 1 && request.slots <= kMostSlots && counts[static_cast<std::size_t>(request.slots)]) {
     return std::nullopt;

@@ -399,8 +399,7 @@ void add_runs_list(CLI::App& app, ExitCode* exit_code) {
                              : *format == ListFormat::kCsv ? as_csv(rows)
                                                            : as_json(rows);
     std::fputs(text.c_str(), stdout);
-    const auto damaged =
-        std::count_if(rows.begin(), rows.end(), [](const RunRow& row) { return !row.run.damage.empty(); });
+    const auto damaged = std::ranges::count_if(rows, [](const RunRow& row) { return !row.run.damage.empty(); });
     if (damaged == 0) return;
     std::fprintf(stderr, "dtrain: warning: the files of %s cannot be read completely: the column damage says which\n",
                  count_of(damaged, "run").c_str());

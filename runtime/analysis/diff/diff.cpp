@@ -120,8 +120,7 @@ bool may_be_chance(const Finding& rule, const Finding* other) {
 std::vector<DiffRule> rules_of_one(const std::vector<Finding>& all, const std::vector<Finding>& others) {
   std::vector<DiffRule> result;
   for (const Finding& rule : all) {
-    const auto found =
-        std::find_if(others.begin(), others.end(), [&](const auto& finding) { return finding.id == rule.id; });
+    const auto found = std::ranges::find_if(others, [&](const auto& finding) { return finding.id == rule.id; });
     const Finding* const other = found == others.end() ? nullptr : &*found;
     if (rule.triggered <= 0 || (other != nullptr && other->triggered > 0)) continue;
     result.push_back({rule.id, findings::triggered_text(rule), may_be_chance(rule, other)});
@@ -163,8 +162,7 @@ void conclude(RunDiff& diff) {
   std::vector<const DiffQuantity*> judged = {&diff.throughput};
   if (diff.same_work) judged.insert(judged.begin(), &diff.step);
   const auto first = [&](DiffVerdict verdict) {
-    const auto found =
-        std::find_if(judged.begin(), judged.end(), [&](const auto* quantity) { return quantity->verdict == verdict; });
+    const auto found = std::ranges::find_if(judged, [&](const auto* quantity) { return quantity->verdict == verdict; });
     return found == judged.end() ? nullptr : *found;
   };
   const DiffQuantity* changed = first(DiffVerdict::kWorse);

@@ -46,9 +46,8 @@ void write_step_change(TextWriter& out, const RunDiff& diff) {
   for (const DiffQuantity& phase : diff.phases) {
     if (std::max(phase.a, phase.b) >= kSmallestStepShare * diff.step.a) phases.push_back(phase);
   }
-  std::stable_sort(phases.begin(), phases.end(), [](const DiffQuantity& x, const DiffQuantity& y) {
-    return std::abs(x.change) > std::abs(y.change);
-  });
+  std::ranges::stable_sort(
+      phases, [](const DiffQuantity& x, const DiffQuantity& y) { return std::abs(x.change) > std::abs(y.change); });
   out.heading("Phases: a batch without the long ones; changes in per cent of A's batch");
   for (const DiffQuantity& phase : phases) {
     const std::string name = phase.name == "allreduce_wait" ? "exposed communication" : phase.name;
@@ -60,8 +59,7 @@ void write_memory(TextWriter& out, const RunDiff& diff) {
   if (diff.memory.empty()) return;
   out.heading("Peak memory");
   std::vector<DiffMemory> rows = diff.memory;
-  std::stable_sort(rows.begin(), rows.end(),
-                   [](const DiffMemory& x, const DiffMemory& y) { return x.stands_out > y.stands_out; });
+  std::ranges::stable_sort(rows, [](const DiffMemory& x, const DiffMemory& y) { return x.stands_out > y.stands_out; });
   if (rows.size() > kMostListedRanks) rows.resize(kMostListedRanks);
   for (const DiffMemory& memory : rows) {
     out.line("  {:<24}{:>11}{:>11}{:>9}{}", fmt::format("rank {}", memory.rank), format_bytes(memory.a_bytes),

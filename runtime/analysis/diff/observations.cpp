@@ -127,8 +127,7 @@ std::vector<std::vector<Entry>> stretches(const Observations& a, const Observati
   std::vector<Entry> entries;
   for (std::size_t i = 0; i < a.all.size(); ++i) entries.push_back({a.all[i].start_s, false, i});
   for (std::size_t i = 0; i < b.all.size(); ++i) entries.push_back({b.all[i].start_s, true, i});
-  std::stable_sort(entries.begin(), entries.end(),
-                   [](const Entry& x, const Entry& y) { return x.start_s < y.start_s; });
+  std::ranges::stable_sort(entries, [](const Entry& x, const Entry& y) { return x.start_s < y.start_s; });
   std::vector<std::vector<Entry>> result;
   for (const Entry& entry : entries) {
     if (result.empty() || result.back().front().of_b != entry.of_b) result.emplace_back();

@@ -77,8 +77,7 @@ std::vector<Judgement> judgements() {
 // --- parameters ---
 
 const Parameter* Parameters::find(std::string_view name) const {
-  const auto found =
-      std::find_if(all_.begin(), all_.end(), [&](const Parameter& parameter) { return parameter.name == name; });
+  const auto found = std::ranges::find_if(all_, [&](const Parameter& parameter) { return parameter.name == name; });
   return found == all_.end() ? nullptr : &*found;
 }
 

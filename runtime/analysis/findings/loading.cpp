@@ -55,8 +55,7 @@ std::string judge_workers(const RuleData& data, const Parameters& p, Finding& re
   for (const auto& of_agent : by_agent) {
     const std::string& agent = of_agent.first;
     const OfHost& loading = of_agent.second;
-    const auto host =
-        std::find_if(data.hosts.begin(), data.hosts.end(), [&](const HostSeries& h) { return h.agent == agent; });
+    const auto host = std::ranges::find_if(data.hosts, [&](const HostSeries& h) { return h.agent == agent; });
     const bool known = host != data.hosts.end();
     const auto cpus = known ? processors(host->machine) : std::nullopt;
     const std::string name = known && !host->host.empty() ? host->host : agent;

@@ -116,8 +116,7 @@ Json describe(const StepSeries& series, const SeriesStatistics& s, double thresh
     if (listed.size() == kMostOutliers) break;
     listed.push_back(to_json(*step, outliers.normal));
   }
-  const bool with_phases =
-      std::any_of(series.steps.begin(), series.steps.end(), [](const Step& step) { return step.phases != nullptr; });
+  const bool with_phases = std::ranges::any_of(series.steps, [](const Step& step) { return step.phases != nullptr; });
   Json json = {{"rank", series.rank},
                {"host", series.host},
                {"mode", series.evaluation ? "EVAL" : "TRAIN"},

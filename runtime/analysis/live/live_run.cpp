@@ -204,8 +204,7 @@ class LiveRun::Impl {
       view.notes.push_back(std::to_string(missing) + " of " + std::to_string(view.world_size) +
                            " ranks have no dump in this folder (yet)");
     }
-    const auto incomplete =
-        std::count_if(view.ranks.begin(), view.ranks.end(), [](const LiveRank& rank) { return rank.incomplete; });
+    const auto incomplete = std::ranges::count_if(view.ranks, [](const LiveRank& rank) { return rank.incomplete; });
     if (incomplete > 0)
       view.notes.push_back("records are missing from dumps: " + std::to_string(incomplete) + " of them");
   }

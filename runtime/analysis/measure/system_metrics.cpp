@@ -42,9 +42,8 @@ std::optional<std::map<std::int64_t, int>> ranks_by_gpu(const RunProfile& run, c
     const std::int64_t index = integer(*recorded, "index", -1);
     // A MIG instance is only a part of a GPU: the GPU's samples are not the rank's alone, and no name matches the
     // instance.
-    const auto gpu = std::find_if(agent.gpus.begin(), agent.gpus.end(), [&](const GpuLine& line) {
-      return uuid.empty() ? line.index == index : line.uuid == uuid;
-    });
+    const auto gpu = std::ranges::find_if(
+        agent.gpus, [&](const GpuLine& line) { return uuid.empty() ? line.index == index : line.uuid == uuid; });
     if (gpu != agent.gpus.end()) ranks.try_emplace(gpu->index, rank.rank);
   }
   return any ? std::optional(ranks) : std::nullopt;

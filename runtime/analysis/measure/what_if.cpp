@@ -333,8 +333,7 @@ WhatIf predict(const Evidence& evidence, const RunProfile& tried) {
           k));
     }
   }
-  std::stable_sort(result.changes.begin(), result.changes.end(),
-                   [](const Prediction& a, const Prediction& b) { return a.gain > b.gain; });
+  std::ranges::stable_sort(result.changes, [](const Prediction& a, const Prediction& b) { return a.gain > b.gain; });
   if (loading) result.changes.push_back(std::move(*loading));  // no change to make, but a limit
   if (!graphs) predict_scaling(evidence, result);
   leave_out_what_is_mocked(evidence.run, result);

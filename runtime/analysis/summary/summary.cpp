@@ -249,8 +249,7 @@ void add_scopes(const RunProfile& run, double loop_s, RunSummary& summary) {
       const double seconds = to_seconds(sums.phases[i]) / static_cast<double>(run.ranks.size());
       if (seconds > 0) row.phases.emplace_back(name_of(static_cast<Phase>(i)), seconds);
     }
-    std::stable_sort(row.phases.begin(), row.phases.end(),
-                     [](const auto& a, const auto& b) { return a.second > b.second; });
+    std::ranges::stable_sort(row.phases, [](const auto& a, const auto& b) { return a.second > b.second; });
     summary.scopes.push_back(std::move(row));
   }
   // A scope comes directly before the scopes within it: '-' and '.' are less than '/'.

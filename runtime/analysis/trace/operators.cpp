@@ -62,8 +62,7 @@ bool among(std::string_view names, std::string_view text) {
 
 bool mentioned(std::string_view words, std::string_view text) {
   const std::vector<std::string> all = split(words, ' ');
-  return std::any_of(all.begin(), all.end(),
-                     [&](const std::string& word) { return text.find(word) != std::string_view::npos; });
+  return std::ranges::any_of(all, [&](const std::string& word) { return text.find(word) != std::string_view::npos; });
 }
 
 struct Span {

@@ -94,9 +94,8 @@ void read_agents(Section& root, Cluster& cluster) {
 bool is_interface(const std::string& text) {
   constexpr std::size_t kLongest = 15;
   return !text.empty() && text.size() <= kLongest && text != "." && text != ".." &&
-         std::none_of(text.begin(), text.end(), [](char c) {
-           return static_cast<unsigned char>(c) <= 0x20 || c == ':' || c == '/' || c == 0x7F;
-         });
+         std::ranges::none_of(
+             text, [](char c) { return static_cast<unsigned char>(c) <= 0x20 || c == ':' || c == '/' || c == 0x7F; });
 }
 
 // "10.0.0.0/8", "fd00::/8"

@@ -301,8 +301,7 @@ Json what_ctc_needs() {
 
 std::optional<Metric> metric_named(const std::string& word) {
   if (const auto k = k_of(word)) return Metric{MetricKind::kTopAccuracy, word, *k};
-  const auto found =
-      std::find_if(kPlainMetrics.begin(), kPlainMetrics.end(), [&](const auto& plain) { return word == plain.first; });
+  const auto found = std::ranges::find_if(kPlainMetrics, [&](const auto& plain) { return word == plain.first; });
   if (found == kPlainMetrics.end()) return std::nullopt;
   return Metric{found->second, word, 0};
 }

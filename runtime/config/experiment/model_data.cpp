@@ -47,8 +47,7 @@ std::vector<std::string> source_key_names(const FormatList& formats) {
 class TextsOfFormats {
  public:
   void add(const char* word, const std::string& text) {
-    const auto same =
-        std::find_if(texts_.begin(), texts_.end(), [&](const auto& entry) { return entry.first == text; });
+    const auto same = std::ranges::find_if(texts_, [&](const auto& entry) { return entry.first == text; });
     if (same == texts_.end()) {
       texts_.emplace_back(text, std::vector<std::string>{word});
     } else {

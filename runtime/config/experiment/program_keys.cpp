@@ -251,8 +251,7 @@ class EnvironmentVariablesForm : public KeyType {
   void add(Section& section, const Key& key, const Value& at, const std::string& name, const std::string& text,
            Variables* into) {
     const auto has = [&](const Variables& variables) {
-      return std::any_of(variables.begin(), variables.end(),
-                         [&](const auto& variable) { return variable.first == name; });
+      return std::ranges::any_of(variables, [&](const auto& variable) { return variable.first == name; });
     };
     const bool twice = has(all_) || has(*into) || (into == &all_ && (has(cpu_) || has(cuda_)));
     if (!is_variable_name(name)) {

@@ -47,8 +47,7 @@ void write_group(Page& page, const std::vector<const Finding*>& rules, const std
 
 const Finding* find_rule(const Input& input, const std::string& name) {
   const std::vector<Finding>& rules = input.analysis.rules;
-  const auto rule =
-      std::find_if(rules.begin(), rules.end(), [&](const Finding& finding) { return finding.id == name; });
+  const auto rule = std::ranges::find_if(rules, [&](const Finding& finding) { return finding.id == name; });
   return rule == rules.end() ? nullptr : &*rule;
 }
 

@@ -150,8 +150,7 @@ OutlierReport find_outliers(const Input& input) {
     report.longest.push_back(outlier);
   }
   report.batches = static_cast<std::int64_t>(batches.size());
-  std::stable_sort(report.longest.begin(), report.longest.end(),
-                   [](const Outlier& a, const Outlier& b) { return a.excess_s > b.excess_s; });
+  std::ranges::stable_sort(report.longest, [](const Outlier& a, const Outlier& b) { return a.excess_s > b.excess_s; });
   if (report.longest.size() > kMostOutliers) report.longest.resize(kMostOutliers);
   return report;
 }
@@ -336,8 +335,7 @@ void write_steps(Page& page, const Input& input) {
 // The section with each rank's phases over time.
 
 Json timeline_spec(const Input& input) {
-  const bool any = std::any_of(input.run.ranks.begin(), input.run.ranks.end(),
-                               [](const RankProfile& rank) { return rank.step_count() > 0; });
+  const bool any = std::ranges::any_of(input.run.ranks, [](const RankProfile& rank) { return rank.step_count() > 0; });
   if (!any || input.end_s() <= 0) return nullptr;
   Axis axis;
   axis.columns = Input::columns(input.drawn().size() * (phase_groups().size() + 1), kMostCells);
