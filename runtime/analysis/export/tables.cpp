@@ -33,23 +33,23 @@ Table make_table(std::string name, auto each, auto fields) {
           }};
 }
 
-// Makes a table with rows of agents: `lines` passes on the items of one agent. A host's ranks share its clock.
+// Makes a table with rows of monitors: `lines` passes on the items of one monitor. A host's ranks share its clock.
 template <typename... Items>
-Table of_agents(std::string name, auto lines, auto fields) {
+Table of_monitors(std::string name, auto lines, auto fields) {
   const auto each = [lines](const RunProfile& run, const auto& emit) {
-    for (const AgentProfile& agent : run.agents) {
+    for (const MonitorProfile& monitor : run.monitors) {
       std::optional<int> rank;
       for (const RankProfile& candidate : run.ranks) {
-        if (!rank && run.agent_of(candidate) == &agent) rank = candidate.rank;
+        if (!rank && run.monitor_of(candidate) == &monitor) rank = candidate.rank;
       }
-      lines(agent, [&](const Items&... items) { emit(rank, agent, items...); });
+      lines(monitor, [&](const Items&... items) { emit(rank, monitor, items...); });
     }
   };
-  const auto with_agent = [fields](auto& row, auto& agent, auto&... items) {
-    row("agent", agent.agent);
-    fields(row, agent, items...);
+  const auto with_monitor = [fields](auto& row, auto& monitor, auto&... items) {
+    row("agent", monitor.agent);
+    fields(row, monitor, items...);
   };
-  return make_table<AgentProfile, Items...>(std::move(name), each, with_agent);
+  return make_table<MonitorProfile, Items...>(std::move(name), each, with_monitor);
 }
 
 struct SystemValue {
@@ -60,8 +60,8 @@ struct SystemValue {
 
 // The table has a row for each value, because the metrics depend on the machine.
 Table system() {
-  const auto lines = [](const AgentProfile& agent, const auto& emit) {
-    for (const SystemLine& line : agent.samples) {
+  const auto lines = [](const MonitorProfile& monitor, const auto& emit) {
+    for (const SystemLine& line : monitor.samples) {
       for (const auto& [name, value] : line.metrics) emit(line, {name, std::nullopt, value});
       for (std::size_t core = 0; core < line.cpu_util_per_core.size(); ++core) {
         emit(line, {"cpu_util_per_core", static_cast<std::int64_t>(core), line.cpu_util_per_core[core]});
@@ -71,8 +71,8 @@ Table system() {
       }
     }
   };
-  return of_agents<SystemLine, SystemValue>("system", lines, [](auto& row, auto& agent, auto& line, auto& value) {
-    row("host", agent.host);
+  return of_monitors<SystemLine, SystemValue>("system", lines, [](auto& row, auto& monitor, auto& line, auto& value) {
+    row("host", monitor.host);
     row({"time_ns", Key::kMoment}, line.time_ns);
     row("interval_ns", line.interval_ns);
     row("metric", value.metric);
@@ -82,12 +82,12 @@ Table system() {
 }
 
 Table processes() {
-  const auto lines = [](const AgentProfile& agent, const auto& emit) {
-    for (const SystemLine& line : agent.samples) {
+  const auto lines = [](const MonitorProfile& monitor, const auto& emit) {
+    for (const SystemLine& line : monitor.samples) {
       for (const ProcessLine& process : line.processes) emit(line, process);
     }
   };
-  return of_agents<SystemLine, ProcessLine>("processes", lines, [](auto& row, auto&, auto& line, auto& process) {
+  return of_monitors<SystemLine, ProcessLine>("processes", lines, [](auto& row, auto&, auto& line, auto& process) {
     row({"time_ns", Key::kMoment}, line.time_ns);
     row("rank", process.rank);
     row("resident_bytes", process.resident_bytes);
@@ -97,10 +97,10 @@ Table processes() {
 }
 
 Table gpus() {
-  const auto lines = [](const AgentProfile& agent, const auto& emit) {
-    for (const GpuLine& gpu : agent.gpus) emit(gpu);
+  const auto lines = [](const MonitorProfile& monitor, const auto& emit) {
+    for (const GpuLine& gpu : monitor.gpus) emit(gpu);
   };
-  return of_agents<GpuLine>("gpus", lines, [](auto& row, auto&, auto& gpu) {
+  return of_monitors<GpuLine>("gpus", lines, [](auto& row, auto&, auto& gpu) {
     const std::int64_t bytes = gpu.total_memory_bytes;
     row("gpu", gpu.index);
     row("uuid", gpu.uuid);

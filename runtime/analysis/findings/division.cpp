@@ -174,8 +174,8 @@ class DivisionFinder {
   // Returns the share of the threads' time in which they work; 1 if it is not known.
   double busy_share() const {
     double sum = 0, count = 0;
-    for (const AgentProfile& agent : evidence_.run.agents) {
-      for (const SystemLine& sample : agent.samples) {
+    for (const MonitorProfile& monitor : evidence_.run.monitors) {
+      for (const SystemLine& sample : monitor.samples) {
         for (const ProcessLine& process : sample.processes) {
           const RankProfile* const rank = evidence_.run.find_rank(process.rank);
           const auto loop = rank ? rank->loop() : std::nullopt;

@@ -153,11 +153,11 @@ constexpr double kTurnsShare = 0.5;  // the least share of the waiting for which
 constexpr double kLinkFault = 0.1;   // of the loop: less is what an exchange between hosts takes
 constexpr double kLinkUsed = 0.5;    // of the interfaces' speed: a link that carries as much is not slow
 
-// Returns text on the highest throughput of the hosts' interfaces, as the agents sampled it.
+// Returns text on the highest throughput of the hosts' interfaces, as the monitors sampled it.
 std::string carried_text(const RunProfile& run) {
   double most = 0;
-  for (const AgentProfile& agent : run.agents) {
-    for (const SystemLine& sample : agent.samples) {
+  for (const MonitorProfile& monitor : run.monitors) {
+    for (const SystemLine& sample : monitor.samples) {
       for (const auto& [name, value] : sample.metrics) {
         if (name == "net_throughput_sent" || name == "net_throughput_recv") most = std::max(most, value);
       }
@@ -170,9 +170,9 @@ std::string carried_text(const RunProfile& run) {
 // report no speed.
 std::optional<double> slowest_link(const RunProfile& run) {
   std::optional<double> slowest;
-  for (const AgentProfile& agent : run.agents) {
+  for (const MonitorProfile& monitor : run.monitors) {
     double fastest = 0;
-    for (const Json& interface : list_at(object_at(agent.header, "machine"), "interfaces")) {
+    for (const Json& interface : list_at(object_at(monitor.header, "machine"), "interfaces")) {
       if (interface.is_object()) fastest = std::max(fastest, number(interface, "bits_per_s") / 8);
     }
     if (fastest <= 0) return std::nullopt;

@@ -45,12 +45,12 @@ std::size_t cpus_of_host(const RunProfile& run, const RankProfile& rank) {
 
 Contention of_rank(const RunProfile& run, const RankProfile& rank) {
   Contention result;
-  const AgentProfile* const agent = run.agent_of(rank);
+  const MonitorProfile* const monitor = run.monitor_of(rank);
   const auto loop = rank.loop();
-  if (agent == nullptr || !loop) return result;
+  if (monitor == nullptr || !loop) return result;
   const std::size_t cpus = cpus_of_host(run, rank);
   double foreign = 0, foreign_ns = 0, wait = 0, wait_ns = 0, throttled = 0, periods = 0, throttled_ns = 0;
-  for (const SystemLine& sample : agent->samples) {
+  for (const SystemLine& sample : monitor->samples) {
     // Only samples within the loop count: before it the ranks start, after it they are gone.
     if (sample.time_ns - sample.interval_ns < loop->first || sample.time_ns > loop->second) continue;
     const auto process = std::find_if(sample.processes.begin(), sample.processes.end(),

@@ -1,4 +1,4 @@
-// The resources for which ranks and their loaders contend: cores, from the agents' samples of the training loop;
+// The resources for which ranks and their loaders contend: cores, from the monitors' samples of the training loop;
 // caches; and storage, as the loaders' workers recorded it.
 #pragma once
 

@@ -99,12 +99,12 @@ const RankProfile* RunProfile::find_rank(int rank) const {
   return found == ranks.end() ? nullptr : &*found;
 }
 
-const AgentProfile* RunProfile::agent_of(const RankProfile& rank) const {
-  for (const AgentProfile& agent : agents) {
-    if (agent.agent == rank.agent) return &agent;
+const MonitorProfile* RunProfile::monitor_of(const RankProfile& rank) const {
+  for (const MonitorProfile& monitor : monitors) {
+    if (monitor.agent == rank.agent) return &monitor;
   }
-  // Dumps that name no agent belong to the only one.
-  return rank.agent.empty() && agents.size() == 1 ? &agents.front() : nullptr;
+  // Dumps that name no agent belong to the only monitor.
+  return rank.agent.empty() && monitors.size() == 1 ? &monitors.front() : nullptr;
 }
 
 std::int64_t RunProfile::to_common_ns(int rank, std::int64_t monotonic_ns) const {

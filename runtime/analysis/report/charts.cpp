@@ -113,9 +113,9 @@ double Input::seconds(const RankProfile& rank, std::int64_t monotonic_ns) const 
 }
 
 // A host has one clock, so the offset of any of its ranks applies.
-double Input::seconds(const AgentProfile& agent, std::int64_t monotonic_ns) const {
+double Input::seconds(const MonitorProfile& monitor, std::int64_t monotonic_ns) const {
   for (const RankProfile& rank : run.ranks) {
-    if (rank.agent == agent.agent) return seconds(rank, monotonic_ns);
+    if (rank.agent == monitor.agent) return seconds(rank, monotonic_ns);
   }
   return static_cast<double>(monotonic_ns - zero_ns_) / 1e9;
 }

@@ -32,7 +32,7 @@ class Input {
 
   // Seconds since the first rank's process started, on rank 0's clock.
   double seconds(const RankProfile& rank, std::int64_t monotonic_ns) const;
-  double seconds(const AgentProfile& agent, std::int64_t monotonic_ns) const;
+  double seconds(const MonitorProfile& monitor, std::int64_t monotonic_ns) const;
   double end_s() const { return end_s_; }  // of the last thing recorded
 
   // Returns the ranks that are drawn one by one, ascending: all, or if they are too many those for which others waited
@@ -63,9 +63,9 @@ std::int64_t group_ns(const profile::PhaseTimes& times, const PhaseGroup& group)
 double rounded(double value, int digits = 4);
 Json rounded(const std::vector<double>& values, int digits = 4);
 
-// Returns the display name of an agent's host.
-inline std::string host_name(const AgentProfile& agent) {
-  return agent.host.empty() ? agent.agent : agent.host;
+// Returns the display name of a monitor's host.
+inline std::string host_name(const MonitorProfile& monitor) {
+  return monitor.host.empty() ? monitor.agent : monitor.host;
 }
 
 // The charts of the report: values over time and distributions in as few numbers as a chart can show. Any thread may
@@ -128,9 +128,9 @@ Json step_series(const Input& input, const ShownDurations& shown);
 // Returns the histogram of each host, and (if chosen) of each drawn rank; null: there is no step.
 Json step_histogram(const Input& input);
 
-// --- samples of agents: a line for each host, GPU or rank (curve_charts.cpp) ---
+// --- samples of monitors: a line for each host, GPU or rank (curve_charts.cpp) ---
 
-// Metrics by name, each with its label; null: no agent has any of them.
+// Metrics by name, each with its label; null: no monitor has any of them.
 struct MetricLine {
   const char* metric;
   const char* words;

@@ -133,8 +133,8 @@ double peak_memory(const RunProfile& run, const RankProfile& rank) {
   for (const MemoryLine& line : rank.memory) {
     peak = std::max(peak, static_cast<double>(std::max(line.resident_bytes, line.peak_bytes)));
   }
-  for (const AgentProfile& agent : run.agents) {
-    for (const SystemLine& sample : agent.samples) {
+  for (const MonitorProfile& monitor : run.monitors) {
+    for (const SystemLine& sample : monitor.samples) {
       for (const ProcessLine& process : sample.processes) {
         if (process.rank == rank.rank) peak = std::max(peak, process.resident_bytes);
       }
@@ -323,7 +323,7 @@ RunSummary summarize(const Evidence& evidence) {
     summary.ranks[i].waited_for_steps = evidence.waits.ranks[i].steps;
     summary.ranks[i].waited_for_s = evidence.waits.ranks[i].seconds;
   }
-  for (const AgentProfile& agent : run.agents) summary.agents.push_back(summarize_agent(run, agent));
+  for (const MonitorProfile& monitor : run.monitors) summary.agents.push_back(summarize_agent(run, monitor));
   return summary;
 }
 

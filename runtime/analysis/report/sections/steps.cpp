@@ -60,12 +60,12 @@ Groups medians_of(const RankProfile& rank) {
   return result;
 }
 
-const SystemLine* sample_near(const AgentProfile* agent, std::int64_t time_ns) {
-  if (!agent || agent->samples.empty()) return nullptr;
+const SystemLine* sample_near(const MonitorProfile* monitor, std::int64_t time_ns) {
+  if (!monitor || monitor->samples.empty()) return nullptr;
   const auto after =
-      std::lower_bound(agent->samples.begin(), agent->samples.end(), time_ns,
+      std::lower_bound(monitor->samples.begin(), monitor->samples.end(), time_ns,
                        [](const SystemLine& sample, std::int64_t time) { return sample.time_ns < time; });
-  return after == agent->samples.end() ? &agent->samples.back() : &*after;
+  return after == monitor->samples.end() ? &monitor->samples.back() : &*after;
 }
 
 void explain_outlier(const Input& input, const Groups& normal, Outlier& outlier) {
@@ -78,7 +78,7 @@ void explain_outlier(const Input& input, const Groups& normal, Outlier& outlier)
     outlier.group = phase_groups()[i].name;
   }
   const std::int64_t middle_ns = outlier.step->start_ns + outlier.step->wall_ns / 2;
-  outlier.system = sample_near(input.run.agent_of(*outlier.rank), middle_ns);
+  outlier.system = sample_near(input.run.monitor_of(*outlier.rank), middle_ns);
 }
 
 struct UsualPhases {

@@ -118,10 +118,10 @@ constexpr std::size_t kMostHosts = 8;
 Json core_bars(const RunProfile& run) {
   std::size_t cores = 0;
   Json sets = Json::array();
-  for (const AgentProfile& agent : run.agents) {
+  for (const MonitorProfile& monitor : run.monitors) {
     std::vector<double> sums;
     double samples = 0;
-    for (const SystemLine& sample : agent.samples) {
+    for (const SystemLine& sample : monitor.samples) {
       sums.resize(std::max(sums.size(), std::min(sample.cpu_util_per_core.size(), kMostCores)), 0);
       for (std::size_t i = 0; i < std::min(sums.size(), sample.cpu_util_per_core.size()); ++i) {
         sums[i] += sample.cpu_util_per_core[i];
@@ -131,7 +131,7 @@ Json core_bars(const RunProfile& run) {
     if (sums.empty() || sets.size() >= kMostHosts) continue;
     for (double& sum : sums) sum /= samples;
     cores = std::max(cores, sums.size());
-    sets.push_back({{"name", host_name(agent)}, {"y", rounded(sums, 3)}});
+    sets.push_back({{"name", host_name(monitor)}, {"y", rounded(sums, 3)}});
   }
   if (sets.empty()) return nullptr;
   Json labels = Json::array();
@@ -146,13 +146,13 @@ Json core_bars(const RunProfile& run) {
 Json process_series(const Input& input, auto ProcessLine::*value, const std::string& title) {
   return lines_of_ranks(input, title, "percent", kMostPoints / 2, [&](const RankProfile& rank) {
     std::vector<Point> points;
-    const AgentProfile* agent = input.run.agent_of(rank);
-    if (!agent) return points;
-    for (const SystemLine& sample : agent->samples) {
+    const MonitorProfile* monitor = input.run.monitor_of(rank);
+    if (!monitor) return points;
+    for (const SystemLine& sample : monitor->samples) {
       for (const ProcessLine& process : sample.processes) {
         const std::optional<double> percent = process.*value;
         if (process.rank != rank.rank || percent.value_or(-1) < 0) continue;
-        points.push_back(point(input.seconds(*agent, sample.time_ns), *percent));
+        points.push_back(point(input.seconds(*monitor, sample.time_ns), *percent));
       }
     }
     return points;
