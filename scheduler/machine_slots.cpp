@@ -17,6 +17,27 @@ namespace {
 
 using config::AgentSlotType;
 
+struct CoresHere {
+  std::vector<host::Core> cores;
+  std::vector<std::vector<int>> cpus;  // of each core
+  std::size_t number_of_cpus = 0;
+  double limit = 0;  // CPUs' worth of time that the cgroup grants
+
+  // Returns the cores' worth of time that the cgroup grants: at least 1.
+  int granted() const { return std::max(1, std::min(static_cast<int>(cores.size()), static_cast<int>(limit + 0.01))); }
+  bool is_limited() const { return host::threads_granted(limit, number_of_cpus, 1).has_value(); }
+  // Returns a slot with these CPUs if `slots` slots share the time.
+  ClusterSlot slot_with(std::vector<int> of_slot, int slots) const {
+    ClusterSlot slot{.cpus = std::move(of_slot)};
+    slot.cores = count_cores(cpus, slot.cpus);
+    const auto granted = host::threads_granted(limit, number_of_cpus, slots);
+    const host::RankThreads threads = host::threads_on(slot.cores, slot.cpus.size(), granted);
+    slot.threads = threads.threads;
+    slot.most_threads = threads.most_threads;
+    return slot;
+  }
+};
+
 std::string as_text(double cpus) {
   char text[32];
   std::snprintf(text, sizeof text, "%.2g", cpus);
@@ -106,27 +127,6 @@ CoresHere cores_here(const Machine& machine) {
   }
   return here;
 }
-
-struct CoresHere {
-  std::vector<host::Core> cores;
-  std::vector<std::vector<int>> cpus;  // of each core
-  std::size_t number_of_cpus = 0;
-  double limit = 0;  // CPUs' worth of time that the cgroup grants
-
-  // Returns the cores' worth of time that the cgroup grants: at least 1.
-  int granted() const { return std::max(1, std::min(static_cast<int>(cores.size()), static_cast<int>(limit + 0.01))); }
-  bool is_limited() const { return host::threads_granted(limit, number_of_cpus, 1).has_value(); }
-  // Returns a slot with these CPUs if `slots` slots share the time.
-  ClusterSlot slot_with(std::vector<int> of_slot, int slots) const {
-    ClusterSlot slot{.cpus = std::move(of_slot)};
-    slot.cores = count_cores(cpus, slot.cpus);
-    const auto granted = host::threads_granted(limit, number_of_cpus, slots);
-    const host::RankThreads threads = host::threads_on(slot.cores, slot.cpus.size(), granted);
-    slot.threads = threads.threads;
-    slot.most_threads = threads.most_threads;
-    return slot;
-  }
-};
 
 using Cores = std::vector<std::vector<int>>;
 

@@ -24,6 +24,15 @@
 namespace dtrain::cli {
 namespace {
 
+// A run that `dtrain runs` lists: a row has columns, and the keys of its experiment.
+struct RunRow {
+  std::optional<int> number;  // of the folder's name
+  analysis::RunLine run;
+
+  // Returns the run's number, or the folder's name if it has none.
+  std::string id() const { return number ? std::to_string(*number) : run.folder.filename().string(); }
+};
+
 // Nothing, a number, or a text.
 using RunValue = std::variant<std::monostate, double, std::string>;
 
@@ -124,13 +133,21 @@ bool compare_numbers(double value, const std::string& comparison, double with) {
   return (value == with) == (comparison == "=");
 }
 
-// A run that `dtrain runs` lists: a row has columns, and the keys of its experiment.
-struct RunRow {
-  std::optional<int> number;  // of the folder's name
-  analysis::RunLine run;
+// "accuracy>=0.9": a key, a comparison (= != < <= > >=, or ~: contains) and a value to compare with.
+struct RunFilter {
+  std::string key, comparison, value;
 
-  // Returns the run's number, or the folder's name if it has none.
-  std::string id() const { return number ? std::to_string(*number) : run.folder.filename().string(); }
+  bool holds(const RunRow& row) const {
+    const RunValue found = value_of(row, key);
+    if (std::holds_alternative<std::monostate>(found)) return comparison == "!=";
+    const auto* number = std::get_if<double>(&found);
+    const auto with = to_number<double>(value);
+    if (number && with && comparison != "~") return compare_numbers(*number, comparison, *with);
+    if (comparison[0] == '<' || comparison[0] == '>') return false;
+    const std::string text = number ? fmt::format("{}", *number) : std::get<std::string>(found);
+    if (comparison == "~") return text.find(value) != std::string::npos;
+    return (text == value) == (comparison == "=");
+  }
 };
 
 // ConfigError: it has no comparison, or compares something else than numbers by size.
@@ -154,23 +171,6 @@ RunFilter read_filter(const std::string& text) {
   }
   return filter;
 }
-
-// "accuracy>=0.9": a key, a comparison (= != < <= > >=, or ~: contains) and a value to compare with.
-struct RunFilter {
-  std::string key, comparison, value;
-
-  bool holds(const RunRow& row) const {
-    const RunValue found = value_of(row, key);
-    if (std::holds_alternative<std::monostate>(found)) return comparison == "!=";
-    const auto* number = std::get_if<double>(&found);
-    const auto with = to_number<double>(value);
-    if (number && with && comparison != "~") return compare_numbers(*number, comparison, *with);
-    if (comparison[0] == '<' || comparison[0] == '>') return false;
-    const std::string text = number ? fmt::format("{}", *number) : std::get<std::string>(found);
-    if (comparison == "~") return text.find(value) != std::string::npos;
-    return (text == value) == (comparison == "=");
-  }
-};
 
 // ConfigError where `key` is neither a column nor a key of the experiment of any of the runs; `option` asked for it.
 void check_key(const std::string& option, const std::string& key, const std::vector<RunRow>& rows) {
