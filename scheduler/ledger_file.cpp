@@ -155,8 +155,7 @@ Claim claim_of(std::string_view text) {
     std::string_view share = text.substr(0, text.find(';'));
     text.remove_prefix(std::min(text.size(), share.size() + 1));
     const auto colon = share.rfind(':');
-    ClaimedShare& claimed = claim.emplace_back(
-        ClaimedShare{.agent = std::string(share.substr(0, colon)), .slots = {}, .gpus = {}, .cores = {}});
+    ClaimedShare& claimed = claim.emplace_back(ClaimedShare{.agent = std::string(share.substr(0, colon))});
     share.remove_prefix(colon + 1);
     claimed.slots.reserve(static_cast<std::size_t>(std::count(share.begin(), share.end(), ',') + 1));
     while (!share.empty()) {

@@ -19,21 +19,18 @@ void write_side(TextWriter& out, const char* which, const DiffSide& side) {
            format_percent(side.long_share));
 }
 
-std::string verdict_text(const TextWriter& out, DiffVerdict verdict) {
-  if (verdict == DiffVerdict::kWorse) return out.styled("31", "worse");
-  if (verdict == DiffVerdict::kBetter) return out.styled("32", "better");
-  return {};
-}
-
-std::string interval_text(const DiffQuantity& quantity) {
-  if (!quantity.interval) return "not tested";
-  return fmt::format("{:+.1f}% to {:+.1f}%", quantity.interval->low * 100, quantity.interval->high * 100);
+std::string change_text(double change) {
+  return fmt::format("{:+.1f}%", change * 100);
 }
 
 void write_row(TextWriter& out, const std::string& name, const std::string& a, const std::string& b,
                const DiffQuantity& quantity) {
-  out.line("  {:<24}{:>11}{:>11}{:>9}{:>20}  {}", name, a, b, fmt::format("{:+.1f}%", quantity.change * 100),
-           interval_text(quantity), verdict_text(out, quantity.verdict));
+  const auto& interval = quantity.interval;
+  out.line("  {:<24}{:>11}{:>11}{:>9}{:>20}  {}", name, a, b, change_text(quantity.change),
+           interval ? change_text(interval->low) + " to " + change_text(interval->high) : "not tested",
+           quantity.verdict == DiffVerdict::kWorse    ? out.styled("31", "worse")
+           : quantity.verdict == DiffVerdict::kBetter ? out.styled("32", "better")
+                                                      : "");
 }
 
 void write_step_change(TextWriter& out, const RunDiff& diff) {
@@ -63,7 +60,7 @@ void write_memory(TextWriter& out, const RunDiff& diff) {
   if (rows.size() > kMostListedRanks) rows.resize(kMostListedRanks);
   for (const DiffMemory& memory : rows) {
     out.line("  {:<24}{:>11}{:>11}{:>9}{}", fmt::format("rank {}", memory.rank), format_bytes(memory.a_bytes),
-             format_bytes(memory.b_bytes), fmt::format("{:+.1f}%", (memory.b_bytes / memory.a_bytes - 1) * 100),
+             format_bytes(memory.b_bytes), change_text(memory.b_bytes / memory.a_bytes - 1),
              memory.stands_out ? "  stands out" : "");
   }
 }

@@ -48,10 +48,7 @@ class HistoryReader {
     interrupted_.clear();
     history_.attempts.push_back({.attempt = static_cast<int>(integer(event, "attempt", 1)),
                                  .started_s = time,
-                                 .ended_s = {},
                                  .from_batch = integer(event, "step"),
-                                 .to_batch = {},
-                                 .end = {},
                                  .seen_s = time});
   }
 

@@ -63,7 +63,6 @@ std::int64_t group_ns(const profile::PhaseTimes& times, const PhaseGroup& group)
 double rounded(double value, int digits = 4);
 Json rounded(const std::vector<double>& values, int digits = 4);
 
-// Returns the display name of a monitor's host.
 inline std::string host_name(const MonitorProfile& monitor) {
   return monitor.host.empty() ? monitor.agent : monitor.host;
 }

@@ -15,7 +15,6 @@ class AlternativeKeys : public Keys {
   }
 };
 
-// Collects the names of the keys of one alternative.
 class NameCollector : public AlternativeKeys {
  public:
   void visit(const Key& key, KeyType&) override { names.emplace_back(key.name); }

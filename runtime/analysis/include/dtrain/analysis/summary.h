@@ -15,7 +15,6 @@
 
 namespace dtrain::analysis {
 
-// One phase over all batches of all ranks.
 struct PhaseSummary {
   std::string name;             // as in dumps; "train_batch" includes its parts
   double seconds = 0;           // mean over ranks of each rank's total

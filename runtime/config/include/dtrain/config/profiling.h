@@ -127,7 +127,6 @@ bool find_rules_by(LoadRules load);
 void find_rules();
 bool has_rules();
 
-// The value of `profiling.rules`.
 class ProfilingRules {
  public:
   // All rules at their defaults. Throws std::logic_error in a program that has not loaded libdtrain_analysis.so, and
