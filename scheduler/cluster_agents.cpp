@@ -132,14 +132,14 @@ ClusterAgents find_cluster(const fs::path& given, const Variables& variables, co
 std::vector<AgentSlots> empty_slots(const ClusterAgents& cluster) {
   std::vector<AgentSlots> slots;
   slots.reserve(cluster.agents.size());
-  for (const ClusterAgent& one : cluster.agents) {
-    const config::Agent& agent = one.agent;
-    slots.push_back({agent.id, agent.slots, agent.slots, agent.resource_pool, agent.slot_type, gpus_of(one), {}});
-    if (!one.of_cores) continue;
-    for (const ClusterSlot& core : one.slots) {
+  for (const ClusterAgent& listed : cluster.agents) {
+    const config::Agent& agent = listed.agent;
+    slots.push_back({agent.id, agent.slots, agent.slots, agent.resource_pool, agent.slot_type, gpus_of(listed), {}});
+    if (!listed.of_cores) continue;
+    for (const ClusterSlot& core : listed.slots) {
       slots.back().cores.push_back({core.index, core.node, core.package, core.kind});
     }
-    slots.back().free = static_cast<int>(one.slots.size());
+    slots.back().free = static_cast<int>(listed.slots.size());
   }
   return slots;
 }

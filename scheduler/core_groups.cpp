@@ -240,8 +240,7 @@ std::vector<int> first_cores(std::span<const std::vector<int>> cores, const std:
 
 int count_cores(std::span<const std::vector<int>> cores, const std::vector<int>& cpus) {
   return static_cast<int>(std::count_if(cores.begin(), cores.end(), [&](const std::vector<int>& core) {
-    return std::any_of(core.begin(), core.end(),
-                       [&](int cpu) { return std::find(cpus.begin(), cpus.end(), cpu) != cpus.end(); });
+    return std::ranges::any_of(core, [&](int cpu) { return std::find(cpus.begin(), cpus.end(), cpu) != cpus.end(); });
   }));
 }
 

@@ -54,9 +54,9 @@ constexpr const char* kTables = R"sql(
 std::vector<int> cores_of(std::string_view text) {
   std::vector<int> cores;
   while (!text.empty()) {
-    std::string_view one = text.substr(0, text.find('+'));
-    text.remove_prefix(std::min(text.size(), one.size() + 1));
-    cores.push_back(take_number<int>(one).value_or(0));
+    std::string_view core = text.substr(0, text.find('+'));
+    text.remove_prefix(std::min(text.size(), core.size() + 1));
+    cores.push_back(take_number<int>(core).value_or(0));
   }
   return cores;
 }
@@ -155,20 +155,19 @@ Claim claim_of(std::string_view text) {
     std::string_view share = text.substr(0, text.find(';'));
     text.remove_prefix(std::min(text.size(), share.size() + 1));
     const auto colon = share.rfind(':');
-    ClaimedShare& claimed = claim.emplace_back(
-        ClaimedShare{.agent = std::string(share.substr(0, colon)), .slots = {}, .gpus = {}, .cores = {}});
+    ClaimedShare& claimed = claim.emplace_back(ClaimedShare{.agent = std::string(share.substr(0, colon))});
     share.remove_prefix(colon + 1);
     claimed.slots.reserve(static_cast<std::size_t>(std::count(share.begin(), share.end(), ',') + 1));
     while (!share.empty()) {
-      const std::string_view one = share.substr(0, share.find(','));
-      std::string_view slot = one;
+      const std::string_view item = share.substr(0, share.find(','));
+      std::string_view slot = item;
       claimed.slots.push_back(take_number<int>(slot).value_or(0));
-      if (const auto equals = one.find('='); equals != std::string_view::npos) {
-        claimed.gpus.emplace_back(one.substr(equals + 1));
-      } else if (const auto at = one.find('@'); at != std::string_view::npos) {
-        claimed.cores.push_back(cores_of(one.substr(at + 1)));
+      if (const auto equals = item.find('='); equals != std::string_view::npos) {
+        claimed.gpus.emplace_back(item.substr(equals + 1));
+      } else if (const auto at = item.find('@'); at != std::string_view::npos) {
+        claimed.cores.push_back(cores_of(item.substr(at + 1)));
       }
-      share.remove_prefix(std::min(share.size(), one.size() + 1));
+      share.remove_prefix(std::min(share.size(), item.size() + 1));
     }
     // All slots of a share have these or none has; a damaged text may differ.
     if (!claimed.gpus.empty()) claimed.gpus.resize(claimed.slots.size());

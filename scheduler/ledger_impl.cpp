@@ -88,10 +88,9 @@ Verdict Ledger::Impl::judge_now(TaskId id) {
                 "dtrain task show " + std::to_string(id) + " shows why");
   }
   if (row.integer(2) != 0) {
-    return {.claim = {},
-            .waiting = {.behind = {}, .reason = "dtrain task activate " + std::to_string(id) + " lets it go on"}};
+    return {.waiting = {.reason = "dtrain task activate " + std::to_string(id) + " lets it go on"}};
   }
-  if (row.integer(1) != 0) return {.claim = Claim(), .waiting = {}};
+  if (row.integer(1) != 0) return {.claim = Claim()};
   const std::vector<QueuedTask> tasks = queue(id);
   const auto self = std::find_if(tasks.begin(), tasks.end(), [&](const QueuedTask& task) { return task.id == id; });
   return judge(std::span(tasks).first(static_cast<std::size_t>(self - tasks.begin()) + 1), held_slots());
@@ -175,9 +174,7 @@ void Ledger::Impl::read_tasks(const std::string& condition, const std::function<
               .launcher_pid = static_cast<pid_t>(row.integer(8)),
               .submitted = Nanoseconds(row.integer(9)),
               .started = time(10),
-              .ended = time(11),
-              .exit_code = {},
-              .waiting = {}};
+              .ended = time(11)};
     if (const auto code = row.maybe_integer(12)) task.exit_code = static_cast<int>(*code);
     if (task.state == TaskState::kQueued) {
       Verdict verdict = judge_now(task.id);

@@ -24,10 +24,18 @@ struct CoresHere {
   double limit = 0;  // CPUs' worth of time that the cgroup grants
 
   // Returns the cores' worth of time that the cgroup grants: at least 1.
-  int granted() const;
+  int granted() const { return std::max(1, std::min(static_cast<int>(cores.size()), static_cast<int>(limit + 0.01))); }
   bool is_limited() const { return host::threads_granted(limit, number_of_cpus, 1).has_value(); }
   // Returns a slot with these CPUs if `slots` slots share the time.
-  ClusterSlot slot_with(std::vector<int> of_slot, int slots) const;
+  ClusterSlot slot_with(std::vector<int> of_slot, int slots) const {
+    ClusterSlot slot{.cpus = std::move(of_slot)};
+    slot.cores = count_cores(cpus, slot.cpus);
+    const auto granted = host::threads_granted(limit, number_of_cpus, slots);
+    const host::RankThreads threads = host::threads_on(slot.cores, slot.cpus.size(), granted);
+    slot.threads = threads.threads;
+    slot.most_threads = threads.most_threads;
+    return slot;
+  }
 };
 
 std::string as_text(double cpus) {
@@ -118,20 +126,6 @@ CoresHere cores_here(const Machine& machine) {
     here.number_of_cpus += core.cpus.size();
   }
   return here;
-}
-
-int CoresHere::granted() const {
-  return std::max(1, std::min(static_cast<int>(cores.size()), static_cast<int>(limit + 0.01)));
-}
-
-ClusterSlot CoresHere::slot_with(std::vector<int> of_slot, int slots) const {
-  ClusterSlot slot{.cpus = std::move(of_slot)};
-  slot.cores = count_cores(cpus, slot.cpus);
-  const auto granted = host::threads_granted(limit, number_of_cpus, slots);
-  const host::RankThreads threads = host::threads_on(slot.cores, slot.cpus.size(), granted);
-  slot.threads = threads.threads;
-  slot.most_threads = threads.most_threads;
-  return slot;
 }
 
 using Cores = std::vector<std::vector<int>>;
@@ -232,9 +226,9 @@ std::vector<host::Core> add_slots_of_this_machine(std::vector<ClusterAgent>& age
     if (agent.here) here.push_back(&agent);
   }
   const bool undecided =
-      std::any_of(here.begin(), here.end(), [](auto* one) { return one->agent.slot_type == AgentSlotType::kAuto; });
+      std::any_of(here.begin(), here.end(), [](auto* agent) { return agent->agent.slot_type == AgentSlotType::kAuto; });
   const bool wants_gpus =
-      std::any_of(here.begin(), here.end(), [](auto* one) { return one->agent.slot_type == AgentSlotType::kCuda; });
+      std::any_of(here.begin(), here.end(), [](auto* agent) { return agent->agent.slot_type == AgentSlotType::kCuda; });
   std::vector<ClusterSlot> gpus;
   if (wants_gpus || (undecided && defaults.slot_type != AgentSlotType::kCpu)) {
     gpus = find_gpu_slots(machine, variables, warnings);

@@ -12,7 +12,6 @@
 namespace dtrain::scheduler {
 namespace {
 
-// A group of `count` agents with `size` slots each.
 struct SizeGroup {
   int size = 0;   // at least 1
   int count = 0;  // at least 1

@@ -123,9 +123,9 @@ std::vector<AgentSlots> with_free(const TaskRequest& request, const HeldSlots& h
 Claim pick_slots(const Placement& placement, const TaskRequest& request, const HeldSlots& held) {
   Claim claim;
   for (const AgentShare& share : placement) {
-    ClaimedShare claimed{.agent = share.agent, .slots = {}, .gpus = {}, .cores = {}};
+    ClaimedShare claimed{.agent = share.agent};
     const auto agent = std::find_if(request.agents.begin(), request.agents.end(),
-                                    [&](const AgentSlots& one) { return one.id == share.agent; });
+                                    [&](const AgentSlots& agent) { return agent.id == share.agent; });
     const std::map<int, const Holder*> taken = held_of(*agent, held);
     if (!agent->cores.empty()) {
       claim.push_back(share_of_cores(*agent, request.slots, share.slots, free_cores(*agent, taken)));
@@ -229,7 +229,7 @@ std::vector<SlotKey> keys_of(const Claim& claim) {
 
 ClaimedShare share_of_cores(const AgentSlots& agent, const SlotRequest& request, int slots,
                             std::span<const CoreUnit> free) {
-  ClaimedShare share{.agent = agent.id, .slots = {}, .gpus = {}, .cores = {}};
+  ClaimedShare share{.agent = agent.id};
   for (int slot = 0; slot < slots; ++slot) share.slots.push_back(slot);
   if (request.cores_per_slot == 0) {
     share.cores = divide_cores_evenly(agent.cores, slots);

@@ -27,25 +27,25 @@ std::string names(const std::vector<const AgentSlots*>& agents) {
 
 // Returns the numbers of slots that fit when everything is free.
 Counts fitting_counts(const SizedAgents& sizes, const SlotRequest& request) {
-  Counts one;
+  Counts counts;
   const int largest = sizes.empty() ? 0 : std::min(sizes.begin()->first, kMostSlots);
-  for (int count = 1; count <= largest; ++count) one.set(static_cast<std::size_t>(count));
-  if (request.is_single_node) return one;
+  for (int count = 1; count <= largest; ++count) counts.set(static_cast<std::size_t>(count));
+  if (request.is_single_node) return counts;
   Counts all;  // sums of whole agents
   all.set(0);
   for (const auto& [size, agents] : sizes) {
     const auto width = static_cast<std::size_t>(size);
     std::size_t left = std::min(agents.size(), kMostSlots / width);
-    for (std::size_t count = 1; count <= left; ++count) one.set(count * width);
+    for (std::size_t count = 1; count <= left; ++count) counts.set(count * width);
     for (std::size_t part = 1; left > 0; part *= 2) {  // any number is a sum of 1, 2, 4, … and a rest
       const std::size_t taken = std::min(part, left);
       left -= taken;
       all |= all << (taken * width);
     }
   }
-  if (request.allow_heterogeneous_fits) one |= all;
-  one.reset(0);
-  return one;
+  if (request.allow_heterogeneous_fits) counts |= all;
+  counts.reset(0);
+  return counts;
 }
 
 // Adds the numbers of slots that fit on all agents together, with as many on each.
@@ -186,8 +186,7 @@ std::optional<Refusal> never_fits(std::span<const AgentSlots> all, const SlotReq
   }
   const SizedAgents sizes = by_size(eligible);
   Counts counts = fitting_counts(sizes, request);
-  const bool of_cores =
-      std::any_of(all.begin(), all.end(), [](const AgentSlots& agent) { return !agent.cores.empty(); });
+  const bool of_cores = std::ranges::any_of(all, [](const AgentSlots& agent) { return !agent.cores.empty(); });
   if (of_cores && request.cores_per_slot == 0 && !request.is_single_node) add_equal_shares(all, request, counts);
   if (request.slots >= 1 && request.slots <= kMostSlots && counts[static_cast<std::size_t>(request.slots)]) {
     return std::nullopt;

@@ -100,7 +100,7 @@ def users_of_headers(files):
         for included in INCLUDE.findall(text) if name.endswith(CPP) else ():
             candidates = by_end.get(included, [])
             # The file beside it, else the one that shares most of the path.
-            header = max(candidates, key=lambda one: (one == f"{folder}/{included}", shared_path(one, name)), default=None)
+            header = max(candidates, key=lambda header: (header == f"{folder}/{included}", shared_path(header, name)), default=None)
             own = header and header.rpartition("/")[2].split(".")[0] == name.rpartition("/")[2].split(".")[0]
             if header in users and header != name and not (own and shared_path(header, name)):
                 users[header].add(name)

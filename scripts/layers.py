@@ -52,7 +52,7 @@ def resolve(name, path, known):
         candidates.append(f"comm/{name}")
     if name.startswith("dtrain/"):
         candidates += [f"{other}/include/{name}" for other in MODULES]
-    return next((one for one in candidates if one in known), None)
+    return next((header for header in candidates if header in known), None)
 
 
 def circles(edges):

@@ -180,9 +180,8 @@ Json to_json(const Analysis& analysis) {
   json["steps"] = to_json(analysis.steps);
   json["rank_steps"] = Json::array();
   for (const auto& [rank, statistics] : analysis.rank_steps) {
-    Json one = {{"rank", rank}};
-    one.update(to_json(statistics));
-    json["rank_steps"].push_back(std::move(one));
+    json["rank_steps"].push_back({{"rank", rank}});
+    json["rank_steps"].back().update(to_json(statistics));
   }
   json["waterfall"] = to_json(analysis.waterfall);
   json["roofline"] = to_json(analysis.roofline);

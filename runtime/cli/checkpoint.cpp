@@ -19,11 +19,6 @@
 namespace dtrain::cli {
 namespace {
 
-struct CheckpointListArguments {
-  std::string run;
-  bool json = false;
-};
-
 Nanoseconds when(const checkpoints::About& about) {
   return std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(about.time));
 }
@@ -80,28 +75,29 @@ std::string list_text(const Checkpoints& found) {
 }
 
 void add_checkpoint_list(CLI::App& checkpoint) {
-  auto arguments = std::make_shared<CheckpointListArguments>();
+  auto arguments = std::make_shared<AnswerArguments>();
   CLI::App* command = checkpoint.add_subcommand("list", "List the checkpoints of a run, the oldest first");
-  add_run(*command, arguments->run);
+  add_run(*command, arguments->name);
   add_json(*command, arguments->json);
   command->footer(
       "Looks at manifests and sizes only; `dtrain checkpoint verify` reads every byte. The best checkpoint is that "
       "with the best\nsearcher.metric, the latest is what `dtrain launch --continue` goes on from. "
       "Weights of one that is\nnot finite have become NaN or infinite: `dtrain checkpoint describe` names one.");
   command->callback([arguments] {
-    const Checkpoints found = find_checkpoints(arguments->run);
+    const Checkpoints found = find_checkpoints(arguments->name);
     print_answer(
         arguments->json, [&] { return list_json(found); }, [&] { return list_text(found); });
   });
 }
 
-struct VerifyArguments {
+// The arguments of `verify` and `describe`.
+struct CheckpointArguments {
   std::string run, step;
   bool json = false;
 };
 
 void add_checkpoint_verify(CLI::App& checkpoint, ExitCode* exit_code) {
-  auto arguments = std::make_shared<VerifyArguments>();
+  auto arguments = std::make_shared<CheckpointArguments>();
   CLI::App* command = checkpoint.add_subcommand(
       "verify", "Read every byte of checkpoints and compare it with the checksums; exit code 1 where one is damaged");
   add_run_or_checkpoint(*command, arguments->run);
@@ -128,12 +124,6 @@ void add_checkpoint_verify(CLI::App& checkpoint, ExitCode* exit_code) {
     *exit_code = damaged ? ExitCode::kRunFailed : ExitCode::kDone;
   });
 }
-
-struct DescribeArguments {
-  std::string run;
-  std::string step;
-  bool json = false;
-};
 
 struct FileFacts {
   checkpoints::ManifestFile file;
@@ -250,7 +240,7 @@ std::string describe_text(const checkpoints::Entry& entry) {
 }
 
 void add_checkpoint_describe(CLI::App& checkpoint) {
-  auto arguments = std::make_shared<DescribeArguments>();
+  auto arguments = std::make_shared<CheckpointArguments>();
   CLI::App* command =
       checkpoint.add_subcommand("describe", "Show what a checkpoint contains: its run, its files, their tensors");
   add_run_or_checkpoint(*command, arguments->run);

@@ -65,10 +65,10 @@ inline std::string plain(std::string text) {
 // Returns "Exit codes:" and an indented line for each, for --help.
 inline std::string exit_codes_help(std::initializer_list<ExitCode> codes) {
   std::string help = "Exit codes:\n";
-  for (const ExitCodeMeaning& one : kExitCodes) {
-    if (std::find(codes.begin(), codes.end(), one.code) == codes.end()) continue;
-    const std::string number = std::to_string(static_cast<int>(one.code));
-    help += "  " + number + std::string(5 - number.size(), ' ') + plain(one.meaning) + "\n";
+  for (const ExitCodeMeaning& meaning : kExitCodes) {
+    if (std::find(codes.begin(), codes.end(), meaning.code) == codes.end()) continue;
+    const std::string number = std::to_string(static_cast<int>(meaning.code));
+    help += "  " + number + std::string(5 - number.size(), ' ') + plain(meaning.meaning) + "\n";
   }
   return help;
 }
@@ -93,6 +93,12 @@ inline constexpr double kQuietS = 5;
 
 // Returns the run as it is now.
 analysis::ListedRun list_run(const rank::RunFolder& folder, const Clock& clock);
+
+// The arguments of a command that describes one thing.
+struct AnswerArguments {
+  std::string name;
+  bool json = false;
+};
 
 // Prints the answer as JSON or as text; the other form is not made.
 void print_answer(bool json, const std::function<Json()>& for_programs, const std::function<std::string()>& for_people);

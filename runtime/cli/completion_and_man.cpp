@@ -1,5 +1,6 @@
 // Completion of the shells and the manual page, written from the CLI11 objects that parse the arguments and print
 // --help.
+#include <array>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -93,20 +94,8 @@ std::string full_name(const CommandFacts& command) {
 
 // Returns one word for the table, as _dtrain_values of the script expects it.
 std::string kind_word(const ValueFacts& value) {
-  switch (value.kind) {
-    case ValueKind::kChoice:
-      return "choice:" + join(value.choices, ",");
-    case ValueKind::kFile:
-      return "file";
-    case ValueKind::kFolder:
-      return "folder";
-    case ValueKind::kRun:
-      return "run";
-    case ValueKind::kNone:
-    case ValueKind::kText:
-      break;
-  }
-  return "text";
+  constexpr std::array kWords{"text", "text", "choice:", "file", "folder", "run"};  // by ValueKind
+  return kWords[static_cast<std::size_t>(value.kind)] + join(value.choices, ",");
 }
 
 void add_rows(const CommandFacts& command, std::string* rows) {
@@ -237,20 +226,10 @@ std::string zsh_escaped(const std::string& text) {
 }
 
 std::string action(const ValueFacts& value) {
-  switch (value.kind) {
-    case ValueKind::kChoice:
-      return "(" + join(value.choices, " ") + ")";
-    case ValueKind::kFile:
-      return "_files";
-    case ValueKind::kFolder:
-      return "_files -/";
-    case ValueKind::kRun:
-      return "_dtrain_run_names";
-    case ValueKind::kNone:
-    case ValueKind::kText:
-      break;
-  }
-  return " ";  // describe the value, offer nothing
+  if (value.kind == ValueKind::kChoice) return "(" + join(value.choices, " ") + ")";
+  // By ValueKind; " " describes the value and offers nothing.
+  constexpr std::array kActions{" ", " ", "", "_files", "_files -/", "_dtrain_run_names"};
+  return kActions[static_cast<std::size_t>(value.kind)];
 }
 
 std::string option_spec(const ValueFacts& option) {
@@ -411,18 +390,18 @@ void add_command(const CommandFacts& command, std::string* page) {
 
 std::string exit_codes() {
   std::string result;
-  for (const ExitCodeMeaning& one : kExitCodes) {
-    result +=
-        tagged(bold(std::to_string(static_cast<int>(one.code))), plain(std::string(one.meaning) + " " + one.details));
+  for (const ExitCodeMeaning& meaning : kExitCodes) {
+    result += tagged(bold(std::to_string(static_cast<int>(meaning.code))),
+                     plain(std::string(meaning.meaning) + " " + meaning.details));
   }
   return result;
 }
 
 std::string variables() {
   std::string result;
-  for (const Variable& one : kVariables) {
-    const std::string text = std::string(one.effect) + " Read by " + one.readers + ".";
-    result += tagged(bold(join(split(one.names, ' '), ", ")) + ": " + italic(one.value), plain(text));
+  for (const Variable& variable : kVariables) {
+    const std::string text = std::string(variable.effect) + " Read by " + variable.readers + ".";
+    result += tagged(bold(join(split(variable.names, ' '), ", ")) + ": " + italic(variable.value), plain(text));
   }
   return result;
 }

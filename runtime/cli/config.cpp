@@ -121,20 +121,15 @@ void add_config_schema(CLI::App& config) {
   });
 }
 
-struct ModelInspectArguments {
-  std::string file;
-  bool json = false;
-};
-
 // Only dtrain-worker has libtorch, which knows the operators. This program prints the worker's text and checks that all
 // of it could be written.
-ExitCode inspect(const ModelInspectArguments& arguments) {
+ExitCode inspect(const AnswerArguments& arguments) {
   const UniqueFd said(::memfd_create("dtrain model inspect", MFD_CLOEXEC));
   if (!said) throw SystemError("cannot make a file in memory", errno);
   ProcessOptions options;
   options.fds = {{STDOUT_FILENO, said.get()}};
   const rank::TrainingProgram worker = rank::training_program("dtrain-worker");
-  options.command = {worker.file.string(), "--inspect", arguments.file};
+  options.command = {worker.file.string(), "--inspect", arguments.name};
   if (!worker.library_path.empty()) options.environment["LD_LIBRARY_PATH"] = worker.library_path;
   if (arguments.json) options.command.emplace_back("--json");
   options.new_process_group = false;  // Ctrl-C ends both
@@ -157,12 +152,12 @@ void add_config(CLI::App& app, ExitCode* exit_code) {
 void add_model(CLI::App& app, ExitCode* exit_code) {
   CLI::App* model = app.add_subcommand("model", "Look at the files that `model:` names");
   model->require_subcommand(1);
-  auto arguments = std::make_shared<ModelInspectArguments>();
+  auto arguments = std::make_shared<AnswerArguments>();
   CLI::App* command = model->add_subcommand(
       "inspect",
       "Show the inputs, outputs, parameters and operators of a file of torch.export, and whether it can be "
       "trained and evaluated");
-  command->add_option("FILE", arguments->file, "The file, as torch.export.save() writes it (.pt2)")->required();
+  command->add_option("FILE", arguments->name, "The file, as torch.export.save() writes it (.pt2)")->required();
   command->add_flag("--json", arguments->json, "One line of JSON");
   command->footer("A file that cannot be trained is an error that names what is not supported.");
   command->callback([arguments, exit_code] { *exit_code = inspect(*arguments); });

@@ -47,11 +47,6 @@ struct PictureData {
   std::uint64_t seed = 0;
 };
 
-// Returns the most common transforms of pictures, for data without an experiment.
-std::vector<data::Transform> usual_transforms() {
-  return {data::RandomResizedCrop{.size = 224}, data::HorizontalFlip{}, data::Normalize{}};
-}
-
 // Reads the names of classes that `dtrain data pack` has written beside the shards.
 std::vector<std::string> class_names_beside(const std::filesystem::path& shards) {
   const std::filesystem::path file = shards.parent_path() / "classes.txt";
@@ -120,7 +115,8 @@ PictureData open_picture_data(const PictureDataArguments& arguments) {
   }
   PictureData found;
   found.name = arguments.what;
-  found.transforms = usual_transforms();
+  // The most common transforms of pictures.
+  found.transforms = {data::RandomResizedCrop{.size = 224}, data::HorizontalFlip{}, data::Normalize{}};
   if (std::filesystem::is_directory(arguments.what)) {
     const data::ImageFolderFiles listed = data::list_image_folder(arguments.what);
     found.format = data::ImageFolder::kWord;
@@ -312,10 +308,10 @@ std::string to_text(const Json& json) {
   const Json& classes = json["classes"];
   text += "  " + count_of(classes.size(), "class") + ":\n";
   for (std::size_t i = 0; i < std::min(classes.size(), kShownClasses); ++i) {
-    const Json& one = classes[i];
-    text += "    " + std::to_string(one["class"].get<std::int64_t>()) +
-            (one["name"].is_null() ? "" : " (" + one["name"].get<std::string>() + ")") + ": " +
-            std::to_string(one["samples"].get<std::int64_t>()) + "\n";
+    const Json& of_class = classes[i];
+    text += "    " + std::to_string(of_class["class"].get<std::int64_t>()) +
+            (of_class["name"].is_null() ? "" : " (" + of_class["name"].get<std::string>() + ")") + ": " +
+            std::to_string(of_class["samples"].get<std::int64_t>()) + "\n";
   }
   if (classes.size() > kShownClasses) text += "    … (--json has all)\n";
   for (const Json& damage : json["damaged"]) text += "  DAMAGED: " + damage.get<std::string>() + "\n";

@@ -58,8 +58,8 @@ std::string full_command_name(const CLI::App& command) {
 
 std::vector<std::string> names_of_commands(const CLI::App& command) {
   std::vector<std::string> names;
-  for (const CLI::App* one : command.get_subcommands(nullptr)) {
-    if (!one->get_group().empty()) names.push_back(one->get_name());
+  for (const CLI::App* subcommand : command.get_subcommands(nullptr)) {
+    if (!subcommand->get_group().empty()) names.push_back(subcommand->get_name());
   }
   return names;
 }

@@ -30,18 +30,11 @@ struct RunRow {
   analysis::RunLine run;
 
   // Returns the run's number, or the folder's name if it has none.
-  std::string id() const;
+  std::string id() const { return number ? std::to_string(*number) : run.folder.filename().string(); }
 };
 
 // Nothing, a number, or a text.
 using RunValue = std::variant<std::monostate, double, std::string>;
-
-// "accuracy>=0.9": a key, a comparison (= != < <= > >=, or ~: contains) and a value to compare with.
-struct RunFilter {
-  std::string key, comparison, value;
-
-  bool holds(const RunRow& row) const;
-};
 
 using analysis::CurveValue;
 using analysis::RunLine;
@@ -140,15 +133,22 @@ bool compare_numbers(double value, const std::string& comparison, double with) {
   return (value == with) == (comparison == "=");
 }
 
-std::string RunRow::id() const {
-  return number ? std::to_string(*number) : run.folder.filename().string();
-}
+// "accuracy>=0.9": a key, a comparison (= != < <= > >=, or ~: contains) and a value to compare with.
+struct RunFilter {
+  std::string key, comparison, value;
 
-std::vector<std::string> names_of_run_columns() {
-  std::vector<std::string> names;
-  for (const RunColumn& column : kRunColumns) names.emplace_back(column.name);
-  return names;
-}
+  bool holds(const RunRow& row) const {
+    const RunValue found = value_of(row, key);
+    if (std::holds_alternative<std::monostate>(found)) return comparison == "!=";
+    const auto* number = std::get_if<double>(&found);
+    const auto with = to_number<double>(value);
+    if (number && with && comparison != "~") return compare_numbers(*number, comparison, *with);
+    if (comparison[0] == '<' || comparison[0] == '>') return false;
+    const std::string text = number ? fmt::format("{}", *number) : std::get<std::string>(found);
+    if (comparison == "~") return text.find(value) != std::string::npos;
+    return (text == value) == (comparison == "=");
+  }
+};
 
 // ConfigError: it has no comparison, or compares something else than numbers by size.
 RunFilter read_filter(const std::string& text) {
@@ -172,21 +172,10 @@ RunFilter read_filter(const std::string& text) {
   return filter;
 }
 
-bool RunFilter::holds(const RunRow& row) const {
-  const RunValue found = value_of(row, key);
-  if (std::holds_alternative<std::monostate>(found)) return comparison == "!=";
-  const auto* number = std::get_if<double>(&found);
-  const auto with = to_number<double>(value);
-  if (number && with && comparison != "~") return compare_numbers(*number, comparison, *with);
-  if (comparison[0] == '<' || comparison[0] == '>') return false;
-  const std::string text = number ? fmt::format("{}", *number) : std::get<std::string>(found);
-  if (comparison == "~") return text.find(value) != std::string::npos;
-  return (text == value) == (comparison == "=");
-}
-
 // ConfigError where `key` is neither a column nor a key of the experiment of any of the runs; `option` asked for it.
 void check_key(const std::string& option, const std::string& key, const std::vector<RunRow>& rows) {
-  std::vector<std::string> names = names_of_run_columns();
+  std::vector<std::string> names;
+  for (const RunColumn& column : kRunColumns) names.emplace_back(column.name);
   std::set<std::string> settings;
   for (const RunRow& row : rows) {
     for (const auto& [name, text] : row.run.settings) settings.insert(name);
@@ -239,10 +228,6 @@ struct RunsArguments {
   bool reverse = false;
   std::vector<std::string> filters;
 };
-
-bool is_damaged(const RunRow& row) {
-  return !row.run.damage.empty();
-}
 
 std::vector<RunRow> read_rows(const std::string& folder) {
   std::error_code code;
@@ -383,7 +368,7 @@ std::string as_json(const std::vector<RunRow>& rows) {
   const std::vector<SettingDifference> differ = differing_settings(rows);
   Json list = Json::array();
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    Json run = {{"run", rows[i].number ? Json(*rows[i].number) : Json()}};
+    Json run = {{"run", or_null(rows[i].number)}};
     run.update(to_json(rows[i].run));
     Json& settings = run["differs"] = Json::object();
     for (const SettingDifference& setting : differ) settings[setting.key] = setting.values[i];
@@ -414,7 +399,7 @@ void add_runs_list(CLI::App& app, ExitCode* exit_code) {
                              : *format == ListFormat::kCsv ? as_csv(rows)
                                                            : as_json(rows);
     std::fputs(text.c_str(), stdout);
-    const auto damaged = std::count_if(rows.begin(), rows.end(), [](const RunRow& row) { return is_damaged(row); });
+    const auto damaged = std::ranges::count_if(rows, [](const RunRow& row) { return !row.run.damage.empty(); });
     if (damaged == 0) return;
     std::fprintf(stderr, "dtrain: warning: the files of %s cannot be read completely: the column damage says which\n",
                  count_of(damaged, "run").c_str());

@@ -21,9 +21,8 @@ namespace {
 // The help of the argument that launcher::find_task() reads.
 inline constexpr const char* kTaskHelp = "The task: its number (127 or task:127), or its run under ./runs (run:3)";
 
-// Returns a time of the wall clock as text; null: there is none.
-Json time_of(const std::optional<Nanoseconds>& wall) {
-  return wall ? Json(format_utc(*wall)) : Json();
+std::optional<std::string> utc(const std::optional<Nanoseconds>& wall) {
+  return wall ? std::optional(format_utc(*wall)) : std::nullopt;
 }
 
 // Returns the reason for the task's state: why a queued task waits, why a task has ended. Empty: no reason.
@@ -59,10 +58,6 @@ std::string state_text(const scheduler::Task& task) {
 
 using scheduler::Task;
 using scheduler::TaskState;
-
-std::optional<std::string> utc(const std::optional<Nanoseconds>& wall) {
-  return wall ? std::optional(format_utc(*wall)) : std::nullopt;
-}
 
 // Lists ended tasks first, by id, then running ones, then the queue in its order: people look at the end first.
 class TaskTable {
@@ -148,11 +143,6 @@ void add_task_list(CLI::App& task) {
 
 using scheduler::StateChange;
 
-struct TaskShowArguments {
-  std::string name;
-  bool json = false;
-};
-
 Json to_json(const Task& task, const std::vector<StateChange>& history) {
   const analysis::RunHistory run = analysis::read_history(task.run_dir);
   Json attempts = Json::array();
@@ -165,7 +155,8 @@ Json to_json(const Task& task, const std::vector<StateChange>& history) {
   }
   Json changes = Json::array();
   for (const StateChange& change : history) {
-    changes.push_back({{"time", time_of(change.time)}, {"state", to_string(change.state)}, {"reason", change.reason}});
+    changes.push_back(
+        {{"time", format_utc(change.time)}, {"state", to_string(change.state)}, {"reason", change.reason}});
   }
   return {{"id", task.id},
           {"name", task.name},
@@ -176,9 +167,9 @@ Json to_json(const Task& task, const std::vector<StateChange>& history) {
           {"cores_per_slot", cores_per_slot(task)},
           {"claim", claim},
           {"priority", task.priority},
-          {"submitted", time_of(task.submitted)},
-          {"started", time_of(task.started)},
-          {"ended", time_of(task.ended)},
+          {"submitted", format_utc(task.submitted)},
+          {"started", or_null(utc(task.started))},
+          {"ended", or_null(utc(task.ended))},
           {"exit_code", or_null(task.exit_code)},
           {"run_dir", task.run_dir},
           {"attempts", attempts},
@@ -224,14 +215,14 @@ std::string to_text(const Task& task, const std::vector<StateChange>& history) {
   }
   text += row("launcher", "pid " + std::to_string(task.launcher_pid));
   for (const StateChange& change : history) {
-    text += row("", time_of(change.time).get<std::string>() + "  " + to_string(change.state) +
+    text += row("", format_utc(change.time) + "  " + to_string(change.state) +
                         (change.reason.empty() ? "" : ": " + change.reason));
   }
   return text;
 }
 
 void add_task_show(CLI::App& task) {
-  auto arguments = std::make_shared<TaskShowArguments>();
+  auto arguments = std::make_shared<AnswerArguments>();
   CLI::App* command =
       task.add_subcommand("show", "Show one task with its slots, its last checkpoint and every change of its state");
   command->add_option("ID", arguments->name, kTaskHelp)->required();
@@ -241,8 +232,8 @@ void add_task_show(CLI::App& task) {
     scheduler::Ledger ledger = launcher::open_user_ledger(clock);
     const Task found = launcher::find_task(ledger, arguments->name);
     const auto history = ledger.history(found.id);
-    const std::string text = arguments->json ? to_line(to_json(found, history)) + "\n" : to_text(found, history);
-    std::fputs(text.c_str(), stdout);
+    print_answer(
+        arguments->json, [&] { return to_json(found, history); }, [&] { return to_text(found, history); });
   });
 }
 
@@ -285,7 +276,7 @@ std::string set_paused(scheduler::Ledger& ledger, scheduler::TaskId id, bool pau
   return waits ? name + " is paused" + then : name + " saves after its current step and gives up its slots" + then;
 }
 
-void add(CLI::App& task, const std::string& name, const std::string& description, bool paused) {
+void add_task_pause(CLI::App& task, const std::string& name, const std::string& description, bool paused) {
   auto ids = std::make_shared<std::vector<std::string>>();
   CLI::App* command = task.add_subcommand(name, description);
   command->add_option("ID", *ids, kTaskHelp)->required();
@@ -296,14 +287,6 @@ void add(CLI::App& task, const std::string& name, const std::string& description
       std::printf("%s\n", set_paused(ledger, launcher::find_task(ledger, id).id, paused).c_str());
     }
   });
-}
-
-void add_task_pause(CLI::App& task) {
-  add(task, "pause", "Make tasks save a checkpoint, give up their slots, and wait until they are activated", true);
-}
-
-void add_task_activate(CLI::App& task) {
-  add(task, "activate", "Queue paused tasks again; they go on from their checkpoints", false);
 }
 
 void add_task_wait(CLI::App& task, ExitCode* exit_code) {
@@ -332,8 +315,9 @@ void add_task(CLI::App& app, ExitCode* exit_code) {
   add_task_list(*command);
   add_task_show(*command);
   add_task_kill(*command);
-  add_task_pause(*command);
-  add_task_activate(*command);
+  add_task_pause(*command, "pause",
+                 "Make tasks save a checkpoint, give up their slots, and wait until they are activated", true);
+  add_task_pause(*command, "activate", "Queue paused tasks again; they go on from their checkpoints", false);
   add_task_wait(*command, exit_code);
 }
 

@@ -42,33 +42,6 @@ struct ScreenSize {
 // program's start, a second copy of the screen, a state of the whole process, and handlers for the very signals that
 // must be ours.
 //
-// One object a process, on the thread that made it, before other threads exist.
-class TopScreen {
- public:
-  // Requires launcher::can_redraw(STDOUT_FILENO). SystemError.
-  TopScreen();
-  ~TopScreen();
-  TopScreen& operator=(TopScreen&&) = delete;
-
-  ScreenSize size() const;
-  // Shows the lines in the place of those shown before.
-  void show(const std::vector<std::string>& lines);
-
-  enum class Event { kTime, kQuit, kSignalled, kUp, kDown, kPageUp, kPageDown, kTop, kResized };
-  // Returns the next event. kTime: none until `until` of the monotonic clock. kSignalled: a process asks for the end.
-  Event wait(Nanoseconds until, const Clock& clock);
-
- private:
-  void enter();
-  Event read_keys();
-  Event read_signal();
-  int next_signal();  // 0: none
-  void suspend();
-
-  sigset_t signals_{};
-  UniqueFd signal_fd_;
-  bool keys_ = false;  // standard input is the terminal
-};
 
 constexpr std::string_view kEnter = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J";  // alternate screen, no cursor, no wrapping
 constexpr std::string_view kLeave = "\x1b[?7h\x1b[?25h\x1b[?1049l";
@@ -98,122 +71,131 @@ void crashed(int signal) {
   ::raise(signal);  // SA_RESETHAND: with its own effect this time
 }
 
-TopScreen::TopScreen() {
-  ::sigemptyset(&signals_);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGWINCH}) ::sigaddset(&signals_, signal);
-  signal_fd_.reset(::signalfd(-1, &signals_, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!signal_fd_) throw SystemError("cannot make a signalfd", errno);
-  ::pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
-  keys_ = ::isatty(STDIN_FILENO) != 0 && ::tcgetattr(STDIN_FILENO, &before.keys) == 0;
-  before.has_keys = keys_;
-  struct sigaction action {};
-  action.sa_handler = crashed;
-  action.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER);
-  for (const int signal : kCrashes) ::sigaction(signal, &action, nullptr);
-  enter();
-}
-
-TopScreen::~TopScreen() {
-  leave();
-  for (const int signal : kCrashes) ::signal(signal, SIG_DFL);
-  while (next_signal() != 0) continue;  // they were for the screen
-  ::pthread_sigmask(SIG_UNBLOCK, &signals_, nullptr);
-}
-
-void TopScreen::enter() {
-  before.entered = true;
-  if (keys_) {
-    termios raw = before.keys;
-    raw.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
-    raw.c_cc[VMIN] = 0;
-    raw.c_cc[VTIME] = 0;
-    ::tcsetattr(STDIN_FILENO, TCSADRAIN, &raw);
+// One object a process, on the thread that made it, before other threads exist.
+class TopScreen {
+ public:
+  // Requires run::can_redraw(STDOUT_FILENO). SystemError.
+  TopScreen() {
+    ::sigemptyset(&signals_);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGWINCH}) ::sigaddset(&signals_, signal);
+    signal_fd_.reset(::signalfd(-1, &signals_, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (!signal_fd_) throw SystemError("cannot make a signalfd", errno);
+    ::pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
+    keys_ = ::isatty(STDIN_FILENO) != 0 && ::tcgetattr(STDIN_FILENO, &before.keys) == 0;
+    before.has_keys = keys_;
+    struct sigaction action {};
+    action.sa_handler = crashed;
+    action.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER);
+    for (const int signal : kCrashes) ::sigaction(signal, &action, nullptr);
+    enter();
   }
-  write_all(STDOUT_FILENO, kEnter);
-}
-
-ScreenSize TopScreen::size() const {
-  winsize now{};
-  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &now) != 0 || now.ws_col == 0 || now.ws_row == 0) return {};
-  return {now.ws_col, now.ws_row};
-}
-
-// One write shows the view, so that no half-drawn view is seen.
-void TopScreen::show(const std::vector<std::string>& lines) {
-  std::string text(kHome);
-  for (std::size_t i = 0; i < lines.size(); ++i) {
-    if (i > 0) text += "\r\n";
-    text += kEraseLine;
-    text += printable(lines[i], Styles::kKept);
+  ~TopScreen() {
+    leave();
+    for (const int signal : kCrashes) ::signal(signal, SIG_DFL);
+    while (next_signal() != 0) continue;  // they were for the screen
+    ::pthread_sigmask(SIG_UNBLOCK, &signals_, nullptr);
   }
-  if (std::ssize(lines) < size().height) {
-    text += "\r\n";
-    text += kEraseBelow;
+  TopScreen& operator=(TopScreen&&) = delete;
+
+  ScreenSize size() const {
+    winsize now{};
+    if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &now) != 0 || now.ws_col == 0 || now.ws_row == 0) return {};
+    return {now.ws_col, now.ws_row};
   }
-  write_all(STDOUT_FILENO, text);
-}
-
-TopScreen::Event TopScreen::wait(Nanoseconds until, const Clock& clock) {
-  for (;;) {
-    if (const Event event = read_signal(); event != Event::kTime) return event;
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - clock.monotonic()).count();
-    if (left <= 0) return Event::kTime;
-    std::array<pollfd, 2> sources = {{{signal_fd_.get(), POLLIN, 0}, {keys_ ? STDIN_FILENO : -1, POLLIN, 0}}};
-    const int ready = ::poll(sources.data(), sources.size(), static_cast<int>(std::min<std::int64_t>(left, 60'000)));
-    if (ready <= 0 || sources[1].revents == 0) continue;
-    if (const Event event = read_keys(); event != Event::kTime) return event;
+  // Shows the lines in the place of those shown before.
+  // One write shows the view, so that no half-drawn view is seen.
+  void show(const std::vector<std::string>& lines) {
+    std::string text(kHome);
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      if (i > 0) text += "\r\n";
+      text += kEraseLine;
+      text += printable(lines[i], Styles::kKept);
+    }
+    if (std::ssize(lines) < size().height) {
+      text += "\r\n";
+      text += kEraseBelow;
+    }
+    write_all(STDOUT_FILENO, text);
   }
-}
 
-int TopScreen::next_signal() {
-  signalfd_siginfo info{};
-  return ::read(signal_fd_.get(), &info, sizeof info) == sizeof info ? static_cast<int>(info.ssi_signo) : 0;
-}
+  enum class Event { kTime, kQuit, kSignalled, kUp, kDown, kPageUp, kPageDown, kTop, kResized };
+  // Returns the next event. kTime: none until `until` of the monotonic clock. kSignalled: a process asks for the end.
+  Event wait(Nanoseconds until, const Clock& clock) {
+    for (;;) {
+      if (const Event event = read_signal(); event != Event::kTime) return event;
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - clock.monotonic()).count();
+      if (left <= 0) return Event::kTime;
+      std::array<pollfd, 2> sources = {{{signal_fd_.get(), POLLIN, 0}, {keys_ ? STDIN_FILENO : -1, POLLIN, 0}}};
+      const int ready = ::poll(sources.data(), sources.size(), static_cast<int>(std::min<std::int64_t>(left, 60'000)));
+      if (ready <= 0 || sources[1].revents == 0) continue;
+      if (const Event event = read_keys(); event != Event::kTime) return event;
+    }
+  }
 
-TopScreen::Event TopScreen::read_signal() {
-  switch (next_signal()) {
-    case 0:
+ private:
+  void enter() {
+    before.entered = true;
+    if (keys_) {
+      termios raw = before.keys;
+      raw.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
+      raw.c_cc[VMIN] = 0;
+      raw.c_cc[VTIME] = 0;
+      ::tcsetattr(STDIN_FILENO, TCSADRAIN, &raw);
+    }
+    write_all(STDOUT_FILENO, kEnter);
+  }
+  Event read_keys() {
+    std::array<char, 64> bytes{};
+    const ssize_t count = ::read(STDIN_FILENO, bytes.data(), bytes.size());
+    if (count <= 0) {  // the terminal is gone, as SIGHUP also reports
+      keys_ = false;
       return Event::kTime;
-    case SIGINT:
-    case SIGQUIT:
-      return Event::kQuit;
-    case SIGTSTP:
-      suspend();
-      return Event::kResized;
-    case SIGWINCH:
-      return Event::kResized;
-    default:
-      return Event::kSignalled;
-  }
-}
-
-void TopScreen::suspend() {
-  leave();
-  ::raise(SIGSTOP);
-  enter();
-}
-
-TopScreen::Event TopScreen::read_keys() {
-  std::array<char, 64> bytes{};
-  const ssize_t count = ::read(STDIN_FILENO, bytes.data(), bytes.size());
-  if (count <= 0) {  // the terminal is gone, as SIGHUP also reports
-    keys_ = false;
+    }
+    static constexpr std::pair<std::string_view, Event> kKeys[] = {
+        {"\x1b[A", Event::kUp},  {"\x1b[B", Event::kDown}, {"\x1b[5~", Event::kPageUp}, {"\x1b[6~", Event::kPageDown},
+        {"\x1b[H", Event::kTop}, {"\x1bOA", Event::kUp},   {"\x1bOB", Event::kDown},    {"k", Event::kUp},
+        {"j", Event::kDown},     {"g", Event::kTop},       {" ", Event::kPageDown},     {"q", Event::kQuit},
+        {"Q", Event::kQuit},
+    };
+    // Of several keys that came at once the first one counts; a key that quits counts before all others.
+    const std::string_view typed(bytes.data(), static_cast<std::size_t>(count));
+    if (typed.find_first_of("qQ") != std::string_view::npos) return Event::kQuit;
+    for (const auto& [key, event] : kKeys) {
+      if (typed.starts_with(key)) return event;
+    }
     return Event::kTime;
   }
-  static constexpr std::pair<std::string_view, Event> kKeys[] = {
-      {"\x1b[A", Event::kUp},  {"\x1b[B", Event::kDown}, {"\x1b[5~", Event::kPageUp}, {"\x1b[6~", Event::kPageDown},
-      {"\x1b[H", Event::kTop}, {"\x1bOA", Event::kUp},   {"\x1bOB", Event::kDown},    {"k", Event::kUp},
-      {"j", Event::kDown},     {"g", Event::kTop},       {" ", Event::kPageDown},     {"q", Event::kQuit},
-      {"Q", Event::kQuit},
-  };
-  // Of several keys that came at once the first one counts; a key that quits counts before all others.
-  const std::string_view typed(bytes.data(), static_cast<std::size_t>(count));
-  if (typed.find_first_of("qQ") != std::string_view::npos) return Event::kQuit;
-  for (const auto& [key, event] : kKeys) {
-    if (typed.starts_with(key)) return event;
+  Event read_signal() {
+    switch (next_signal()) {
+      case 0:
+        return Event::kTime;
+      case SIGINT:
+      case SIGQUIT:
+        return Event::kQuit;
+      case SIGTSTP:
+        suspend();
+        return Event::kResized;
+      case SIGWINCH:
+        return Event::kResized;
+      default:
+        return Event::kSignalled;
+    }
   }
-  return Event::kTime;
-}
+  // 0: none
+  int next_signal() {
+    signalfd_siginfo info{};
+    return ::read(signal_fd_.get(), &info, sizeof info) == sizeof info ? static_cast<int>(info.ssi_signo) : 0;
+  }
+  void suspend() {
+    leave();
+    ::raise(SIGSTOP);
+    enter();
+  }
+
+  sigset_t signals_{};
+  UniqueFd signal_fd_;
+  bool keys_ = false;  // standard input is the terminal
+};
 
 using Event = TopScreen::Event;
 

@@ -235,12 +235,12 @@ TEST(Findings, ALeakInAllRanksIsOneFinding) {
 
 TEST(Findings, MemoryThatIsFilledOnceIsNoLeak) {
   Synthetic healthy(SyntheticRun{.steps = 1'000});
-  for (AgentProfile& agent : healthy.profile.agents) {
-    for (std::size_t i = 0; i < agent.samples.size(); ++i) {
+  for (MonitorProfile& monitor : healthy.profile.monitors) {
+    for (std::size_t i = 0; i < monitor.samples.size(); ++i) {
       // Up by 200 MB in the first half, then flat.
       const double filled =
-          2e8 * std::min(1.0, 2.0 * static_cast<double>(i) / static_cast<double>(agent.samples.size()));
-      for (ProcessLine& process : agent.samples[i].processes) process.resident_bytes += filled;
+          2e8 * std::min(1.0, 2.0 * static_cast<double>(i) / static_cast<double>(monitor.samples.size()));
+      for (ProcessLine& process : monitor.samples[i].processes) process.resident_bytes += filled;
     }
   }
   for (const Finding& finding : analyze(healthy.profile).findings) EXPECT_NE(finding.id, "memory_leak");

@@ -127,7 +127,8 @@ TEST(Contention, IsLoadOfOthersOnTheCoresOfARankWithinItsLoop) {
   EXPECT_NEAR(*contention[1].wait_percent, 20, 0.1);
   EXPECT_NEAR(contention[1].wait_s, 0.2 * run.truth.loop_s, 0.01);
   EXPECT_NEAR(*contention[0].foreign_percent, 0, 0.1);
-  EXPECT_LT(contention[0].samples, static_cast<int>(run.profile.agents[0].samples.size())) << "one is before the loop";
+  EXPECT_LT(contention[0].samples, static_cast<int>(run.profile.monitors[0].samples.size()))
+      << "one is before the loop";
 }
 
 }  // namespace

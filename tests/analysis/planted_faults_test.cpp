@@ -60,8 +60,8 @@ TEST(PlantedFaults, ALinkThatCarriesWhatItCanIsNotSlow) {
     plan.ranks_per_host = 1;
     plan.change = [](int, std::int64_t, SyntheticStep& step) { step.exchange_ns = 20 * kMs; };
     Synthetic run(plan);
-    for (AgentProfile& agent : run.profile.agents) {
-      agent.header["machine"] = {{"interfaces", {{{"name", "eth0"}, {"bits_per_s", bits_per_s}}}}};
+    for (MonitorProfile& monitor : run.profile.monitors) {
+      monitor.header["machine"] = {{"interfaces", {{{"name", "eth0"}, {"bits_per_s", bits_per_s}}}}};
     }
     const Analysis analysis = analyze(run.profile);
     const Finding& first = analysis.findings.front();

@@ -33,9 +33,9 @@ SyntheticRun quota_plan(int ranks = 1) {
 // As if the agents had sampled this of a quota.
 Analysis under_quota(const SyntheticRun& plan, double periods_percent, double time_percent) {
   Synthetic run(plan);
-  for (AgentProfile& agent : run.profile.agents) {
-    agent.header["machine"]["cpu_quota"] = {{"cpus", 0.5}, {"group", "/docker/1f"}, {"period_ns", 100'000'000}};
-    for (SystemLine& sample : agent.samples) {
+  for (MonitorProfile& monitor : run.profile.monitors) {
+    monitor.header["machine"]["cpu_quota"] = {{"cpus", 0.5}, {"group", "/docker/1f"}, {"period_ns", 100'000'000}};
+    for (SystemLine& sample : monitor.samples) {
       sample.metrics.emplace_back("cpu_throttled_periods", periods_percent);
       sample.metrics.emplace_back("cpu_throttled_time", time_percent);
     }
@@ -115,9 +115,9 @@ TEST(MemoryLimit, ALeakLastsAsLongAsTheFullerOfHostAndCgroupAllowsAllRanks) {
   plan.leak_bytes = [](int) { return 300'000.0; };
   const auto evidence = [&](bool limited) {
     Synthetic run(plan);
-    for (AgentProfile& agent : run.profile.agents) {
-      if (limited) agent.header["machine"]["memory_limits"] = {{{"bytes", 1e9}, {"group", "/box"}}};
-      for (SystemLine& sample : agent.samples) {
+    for (MonitorProfile& monitor : run.profile.monitors) {
+      if (limited) monitor.header["machine"]["memory_limits"] = {{{"bytes", 1e9}, {"group", "/box"}}};
+      for (SystemLine& sample : monitor.samples) {
         if (!limited) continue;
         sample.metrics.emplace_back("cgroup_free_memory", 60e6);
         sample.metrics.emplace_back("cgroup_memory_limit", 1e9);
@@ -181,8 +181,8 @@ TEST(CausesThatCannotExist, ADiskFromWhichNothingWasRead) {
 TEST(CausesThatCannotExist, ProgramsOutsideTheRunThatAreItsOwnLoadersProcesses) {
   Synthetic run(quota_plan());
   EXPECT_NE(run.finding("contention"), nullptr);
-  for (AgentProfile& agent : run.profile.agents) {
-    for (SystemLine& sample : agent.samples) {
+  for (MonitorProfile& monitor : run.profile.monitors) {
+    for (SystemLine& sample : monitor.samples) {
       for (ProcessLine& process : sample.processes) process.children_cpu_percent = 50;
     }
   }

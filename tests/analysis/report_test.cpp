@@ -65,11 +65,11 @@ RunProfile long_run(int ranks, int hosts) {
     rank.parts = {{"initialization", 1, 500 * kMs}, {"loop", 500 * kMs, now}};
   }
   for (int number = 0; number < hosts; ++number) {
-    AgentProfile& agent = run.agents.emplace_back();
-    agent.agent = agent.host = "node" + std::to_string(number);
-    agent.header = {{"units", {{"cpu_util_simple", "percent"}, {"free_memory", "bytes"}}}};
+    MonitorProfile& monitor = run.monitors.emplace_back();
+    monitor.agent = monitor.host = "node" + std::to_string(number);
+    monitor.header = {{"units", {{"cpu_util_simple", "percent"}, {"free_memory", "bytes"}}}};
     for (int i = 0; i < 8'000; ++i) {
-      SystemLine& line = agent.samples.emplace_back();
+      SystemLine& line = monitor.samples.emplace_back();
       line.time_ns = i * 500 * kMs;
       line.metrics = {{"cpu_util_simple", 50.0 + i % 50}, {"io_wait", 1.5}, {"free_memory", 8e9 + i}};
       line.cpu_util_per_core = {50, 51, 52, 53};

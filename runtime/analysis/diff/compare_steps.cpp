@@ -58,7 +58,7 @@ double change(double a, double b) {
 
 std::vector<double> step_times(const Observations& side) {
   std::vector<double> times;
-  for (const Observation& one : side.all) times.push_back(one.step_s);
+  for (const Observation& observation : side.all) times.push_back(observation.step_s);
   return times;
 }
 
@@ -77,7 +77,7 @@ SideTest dependence(std::vector<double> series) {
 
 Totals total(const Observations& side) {
   Totals sum;
-  for (const Observation& one : side.all) sum.add(one.totals);
+  for (const Observation& observation : side.all) sum.add(observation.totals);
   return sum;
 }
 
@@ -214,11 +214,11 @@ void run_test(Test& test, const TestOptions& options, StepTest& result) {
     if (is_compared(i)) which.push_back(i);
   }
   for (int draw = 0; draw < options.resamples; ++draw) {
-    const Estimate one = test.draw();
-    steps.push_back(one.step_change);
-    throughputs.push_back(change(throughput(one.a), throughput(one.b)));
+    const Estimate estimate = test.draw();
+    steps.push_back(estimate.step_change);
+    throughputs.push_back(change(throughput(estimate.a), throughput(estimate.b)));
     for (std::size_t i = 0; i < which.size(); ++i) {
-      phases[i].push_back((phase_mean_s(one.b, which[i]) - phase_mean_s(one.a, which[i])) / result.step.a);
+      phases[i].push_back((phase_mean_s(estimate.b, which[i]) - phase_mean_s(estimate.a, which[i])) / result.step.a);
     }
   }
   result.a = test.a_test();

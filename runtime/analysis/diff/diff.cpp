@@ -37,8 +37,9 @@ bool is_work(const DiffEntry& entry) {
 // Returns the differences, first those that make the steps different work, last the parameters of rules.
 std::vector<DiffEntry> plan_differences(const RunProfile& a, const RunProfile& b) {
   std::vector<DiffEntry> result;
-  for (const SettingDifference& one : differences_of(std::array{settings(a), settings(b)})) {
-    result.push_back({one.key, shortened_setting(one.values[0]), shortened_setting(one.values[1])});
+  for (const SettingDifference& difference : differences_of(std::array{settings(a), settings(b)})) {
+    result.push_back(
+        {difference.key, shortened_setting(difference.values[0]), shortened_setting(difference.values[1])});
   }
   std::stable_partition(result.begin(), result.end(), is_work);
   return result;
@@ -98,9 +99,8 @@ DiffSide side_of(const RunProfile& run, const RunSummary& summary, const Observa
 
 void compare_memory(const RunSummary& a, const RunSummary& b, RunDiff& result) {
   for (const RankSummary& in_a : a.ranks) {
-    const auto in_b =
-        std::find_if(b.ranks.begin(), b.ranks.end(), [&](const auto& one) { return one.rank == in_a.rank; });
-    if (in_b == b.ranks.end() || in_a.peak_resident_bytes <= 0 || in_b->peak_resident_bytes <= 0) continue;
+    const RankSummary* const in_b = b.find_rank(in_a.rank);
+    if (!in_b || in_a.peak_resident_bytes <= 0 || in_b->peak_resident_bytes <= 0) continue;
     const double more = std::abs(in_b->peak_resident_bytes - in_a.peak_resident_bytes);
     result.memory.push_back({in_a.rank, in_a.peak_resident_bytes, in_b->peak_resident_bytes,
                              more > kMemoryShare * in_a.peak_resident_bytes && more > kMemoryBytes});
@@ -120,12 +120,13 @@ bool may_be_chance(const Finding& rule, const Finding* other) {
 std::vector<DiffRule> rules_of_one(const std::vector<Finding>& all, const std::vector<Finding>& others) {
   std::vector<DiffRule> result;
   for (const Finding& rule : all) {
-    const auto found = std::find_if(others.begin(), others.end(), [&](const auto& one) { return one.id == rule.id; });
+    const auto found = std::ranges::find_if(others, [&](const auto& finding) { return finding.id == rule.id; });
     const Finding* const other = found == others.end() ? nullptr : &*found;
     if (rule.triggered <= 0 || (other != nullptr && other->triggered > 0)) continue;
-    DiffRule one{rule.id, findings::triggered_text(rule), may_be_chance(rule, other)};
-    if (other != nullptr && !other->applicable()) one.text += "; does not apply to the other: " + other->why_not;
-    result.push_back(std::move(one));
+    result.push_back({rule.id, findings::triggered_text(rule), may_be_chance(rule, other)});
+    if (other != nullptr && !other->applicable()) {
+      result.back().text += "; does not apply to the other: " + other->why_not;
+    }
   }
   return result;
 }
@@ -136,8 +137,8 @@ std::vector<DiffRule> faults_of_one(const std::vector<Finding>& all, const std::
   };
   std::vector<DiffRule> result;
   for (const Finding& finding : all) {
-    const bool in_both = std::any_of(other.begin(), other.end(), [&](const Finding& one) {
-      return one.fault && one.id == finding.id && one.rank == finding.rank;
+    const bool in_both = std::any_of(other.begin(), other.end(), [&](const Finding& there) {
+      return there.fault && there.id == finding.id && there.rank == finding.rank;
     });
     if (is_listed(finding) && !in_both) result.push_back({finding.id, finding.title, false});
   }
@@ -161,14 +162,14 @@ void conclude(RunDiff& diff) {
   std::vector<const DiffQuantity*> judged = {&diff.throughput};
   if (diff.same_work) judged.insert(judged.begin(), &diff.step);
   const auto first = [&](DiffVerdict verdict) {
-    const auto found =
-        std::find_if(judged.begin(), judged.end(), [&](const auto* one) { return one->verdict == verdict; });
+    const auto found = std::ranges::find_if(judged, [&](const auto* quantity) { return quantity->verdict == verdict; });
     return found == judged.end() ? nullptr : *found;
   };
   const DiffQuantity* changed = first(DiffVerdict::kWorse);
   if (changed == nullptr) changed = first(DiffVerdict::kBetter);
-  for (const DiffQuantity* one : judged) {
-    diff.regression |= one->verdict == DiffVerdict::kWorse && diff.fail_above && loss(*one) >= *diff.fail_above;
+  for (const DiffQuantity* quantity : judged) {
+    diff.regression |=
+        quantity->verdict == DiffVerdict::kWorse && diff.fail_above && loss(*quantity) >= *diff.fail_above;
   }
   if (changed != nullptr) {
     diff.verdict = changed->verdict;
@@ -220,17 +221,8 @@ void add_notes(const Steps& steps, const RunProfile& a, const RunProfile& b, Run
 }  // namespace
 
 std::string_view name_of(DiffVerdict verdict) {
-  switch (verdict) {
-    case DiffVerdict::kWorse:
-      return "worse";
-    case DiffVerdict::kBetter:
-      return "better";
-    case DiffVerdict::kNoChange:
-      return "no_change";
-    case DiffVerdict::kUndecided:
-      break;
-  }
-  return "undecided";
+  constexpr std::string_view kNames[] = {"worse", "better", "no_change", "undecided"};
+  return kNames[static_cast<std::size_t>(verdict)];
 }
 
 RunDiff diff_runs(const RunProfile& a, const RunProfile& b, const DiffOptions& options) {

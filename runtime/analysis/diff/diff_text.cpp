@@ -19,21 +19,18 @@ void write_side(TextWriter& out, const char* which, const DiffSide& side) {
            format_percent(side.long_share));
 }
 
-std::string verdict_text(const TextWriter& out, DiffVerdict verdict) {
-  if (verdict == DiffVerdict::kWorse) return out.styled("31", "worse");
-  if (verdict == DiffVerdict::kBetter) return out.styled("32", "better");
-  return {};
-}
-
-std::string interval_text(const DiffQuantity& quantity) {
-  if (!quantity.interval) return "not tested";
-  return fmt::format("{:+.1f}% to {:+.1f}%", quantity.interval->low * 100, quantity.interval->high * 100);
+std::string change_text(double change) {
+  return fmt::format("{:+.1f}%", change * 100);
 }
 
 void write_row(TextWriter& out, const std::string& name, const std::string& a, const std::string& b,
                const DiffQuantity& quantity) {
-  out.line("  {:<24}{:>11}{:>11}{:>9}{:>20}  {}", name, a, b, fmt::format("{:+.1f}%", quantity.change * 100),
-           interval_text(quantity), verdict_text(out, quantity.verdict));
+  const auto& interval = quantity.interval;
+  out.line("  {:<24}{:>11}{:>11}{:>9}{:>20}  {}", name, a, b, change_text(quantity.change),
+           interval ? change_text(interval->low) + " to " + change_text(interval->high) : "not tested",
+           quantity.verdict == DiffVerdict::kWorse    ? out.styled("31", "worse")
+           : quantity.verdict == DiffVerdict::kBetter ? out.styled("32", "better")
+                                                      : "");
 }
 
 void write_step_change(TextWriter& out, const RunDiff& diff) {
@@ -46,9 +43,8 @@ void write_step_change(TextWriter& out, const RunDiff& diff) {
   for (const DiffQuantity& phase : diff.phases) {
     if (std::max(phase.a, phase.b) >= kSmallestStepShare * diff.step.a) phases.push_back(phase);
   }
-  std::stable_sort(phases.begin(), phases.end(), [](const DiffQuantity& x, const DiffQuantity& y) {
-    return std::abs(x.change) > std::abs(y.change);
-  });
+  std::ranges::stable_sort(
+      phases, [](const DiffQuantity& x, const DiffQuantity& y) { return std::abs(x.change) > std::abs(y.change); });
   out.heading("Phases: a batch without the long ones; changes in per cent of A's batch");
   for (const DiffQuantity& phase : phases) {
     const std::string name = phase.name == "allreduce_wait" ? "exposed communication" : phase.name;
@@ -60,13 +56,12 @@ void write_memory(TextWriter& out, const RunDiff& diff) {
   if (diff.memory.empty()) return;
   out.heading("Peak memory");
   std::vector<DiffMemory> rows = diff.memory;
-  std::stable_sort(rows.begin(), rows.end(),
-                   [](const DiffMemory& x, const DiffMemory& y) { return x.stands_out > y.stands_out; });
+  std::ranges::stable_sort(rows, [](const DiffMemory& x, const DiffMemory& y) { return x.stands_out > y.stands_out; });
   if (rows.size() > kMostListedRanks) rows.resize(kMostListedRanks);
-  for (const DiffMemory& one : rows) {
-    out.line("  {:<24}{:>11}{:>11}{:>9}{}", fmt::format("rank {}", one.rank), format_bytes(one.a_bytes),
-             format_bytes(one.b_bytes), fmt::format("{:+.1f}%", (one.b_bytes / one.a_bytes - 1) * 100),
-             one.stands_out ? "  stands out" : "");
+  for (const DiffMemory& memory : rows) {
+    out.line("  {:<24}{:>11}{:>11}{:>9}{}", fmt::format("rank {}", memory.rank), format_bytes(memory.a_bytes),
+             format_bytes(memory.b_bytes), change_text(memory.b_bytes / memory.a_bytes - 1),
+             memory.stands_out ? "  stands out" : "");
   }
 }
 
@@ -185,11 +180,11 @@ Json to_json(const RunDiff& diff) {
     if (phase.name == "allreduce_wait") json["exposed_communication"] = json["phases"].back();
   }
   json["memory"] = Json::array();
-  for (const DiffMemory& one : diff.memory) {
-    json["memory"].push_back({{"rank", one.rank},
-                              {"a_peak_bytes", one.a_bytes},
-                              {"b_peak_bytes", one.b_bytes},
-                              {"stands_out", one.stands_out}});
+  for (const DiffMemory& memory : diff.memory) {
+    json["memory"].push_back({{"rank", memory.rank},
+                              {"a_peak_bytes", memory.a_bytes},
+                              {"b_peak_bytes", memory.b_bytes},
+                              {"stands_out", memory.stands_out}});
   }
   json["rules"] = {{"new", rules_json(diff.new_rules)}, {"gone", rules_json(diff.gone_rules)}};
   json["faults"] = {{"new", rules_json(diff.new_faults)}, {"gone", rules_json(diff.gone_faults)}};

@@ -22,24 +22,24 @@ constexpr double kLongDeviations = 8, kLongShare = 0.1, kMostLong = 0.05;
 // Returns the observation of a row, mean over ranks.
 Observation observe_row(const Rows& rows, std::size_t index) {
   const Row& row = rows.rows()[index];
-  Observation one;
-  one.totals.steps = one.totals.ordinary_steps = static_cast<double>(row.steps);
+  Observation observation;
+  observation.totals.steps = observation.totals.ordinary_steps = static_cast<double>(row.steps);
   const auto ranks = static_cast<double>(rows.ranks());
   for (std::size_t r = 0; r < rows.ranks(); ++r) {
     const StepLine& step = rows.at(index, r);
-    one.totals.samples += static_cast<double>(step.samples);
-    one.totals.time_s += to_seconds(minus(step.wall_ns, pauses_of(step))) / ranks;
+    observation.totals.samples += static_cast<double>(step.samples);
+    observation.totals.time_s += to_seconds(minus(step.wall_ns, pauses_of(step))) / ranks;
     for (std::size_t i = 0; i < kPhases; ++i) {
       const bool whole = i == static_cast<std::size_t>(Phase::kTrainBatch);
-      one.totals.phases[i] += to_seconds(whole ? train_batch_of(step) : step.phases[i]) / ranks;
+      observation.totals.phases[i] += to_seconds(whole ? train_batch_of(step) : step.phases[i]) / ranks;
     }
   }
-  one.totals.phases[static_cast<std::size_t>(Phase::kValidation)] = 0;
-  one.totals.phases[static_cast<std::size_t>(Phase::kCheckpoint)] = 0;
-  one.totals.time_s = std::max(one.totals.time_s, kShortest * one.totals.steps);
-  one.step_s = one.totals.time_s / one.totals.steps;
-  one.start_s = to_seconds(rows.at(index, 0).start_ns);
-  return one;
+  observation.totals.phases[static_cast<std::size_t>(Phase::kValidation)] = 0;
+  observation.totals.phases[static_cast<std::size_t>(Phase::kCheckpoint)] = 0;
+  observation.totals.time_s = std::max(observation.totals.time_s, kShortest * observation.totals.steps);
+  observation.step_s = observation.totals.time_s / observation.totals.steps;
+  observation.start_s = to_seconds(rows.at(index, 0).start_ns);
+  return observation;
 }
 
 void make_long(Totals& totals) {
@@ -127,8 +127,7 @@ std::vector<std::vector<Entry>> stretches(const Observations& a, const Observati
   std::vector<Entry> entries;
   for (std::size_t i = 0; i < a.all.size(); ++i) entries.push_back({a.all[i].start_s, false, i});
   for (std::size_t i = 0; i < b.all.size(); ++i) entries.push_back({b.all[i].start_s, true, i});
-  std::stable_sort(entries.begin(), entries.end(),
-                   [](const Entry& x, const Entry& y) { return x.start_s < y.start_s; });
+  std::ranges::stable_sort(entries, [](const Entry& x, const Entry& y) { return x.start_s < y.start_s; });
   std::vector<std::vector<Entry>> result;
   for (const Entry& entry : entries) {
     if (result.empty() || result.back().front().of_b != entry.of_b) result.emplace_back();
@@ -165,15 +164,15 @@ Observations observe(const RunProfile& run, bool grouped) {
   for (std::size_t i = 0; i < rows.rows().size(); ++i) {
     const Row& row = rows.rows()[i];
     if (row.first_batch < begin) continue;
-    Observation one = observe_row(rows, i);
-    one.start_s += offset_s.value_or(0);
+    Observation observation = observe_row(rows, i);
+    observation.start_s += offset_s.value_or(0);
     if (!grouped) {
       if (row.window) break;
-      result.all.push_back(one);
+      result.all.push_back(observation);
     } else if (row.window) {
-      groups.add_window(one, row.last_batch);
+      groups.add_window(observation, row.last_batch);
     } else {
-      groups.add_row(one, row.first_batch);
+      groups.add_row(observation, row.first_batch);
     }
   }
   if (grouped) {
@@ -181,11 +180,11 @@ Observations observe(const RunProfile& run, bool grouped) {
   } else {
     mark_long(result.all);
   }
-  for (const Observation& one : result.all) {
-    result.steps += std::llround(one.totals.steps);
-    result.long_steps += std::llround(one.totals.steps - one.totals.ordinary_steps);
-    result.time_s += one.totals.time_s;
-    result.long_s += one.totals.time_s - one.step_s * one.totals.ordinary_steps;
+  for (const Observation& observation : result.all) {
+    result.steps += std::llround(observation.totals.steps);
+    result.long_steps += std::llround(observation.totals.steps - observation.totals.ordinary_steps);
+    result.time_s += observation.totals.time_s;
+    result.long_s += observation.totals.time_s - observation.step_s * observation.totals.ordinary_steps;
   }
   return result;
 }
@@ -194,7 +193,7 @@ std::vector<Turn> find_turns(const Observations& a, const Observations& b) {
   if (!a.has_wall_clock || !b.has_wall_clock) return {};
   const auto all = stretches(a, b);
   std::vector<double> sizes;
-  for (const auto& one : all) sizes.push_back(static_cast<double>(one.size()));
+  for (const auto& stretch : all) sizes.push_back(static_cast<double>(stretch.size()));
   const double most = kMostSteps * median_low(sizes);
   std::vector<Turn> turns;
   for (std::size_t i = 0; i + 1 < all.size(); i += 2) {

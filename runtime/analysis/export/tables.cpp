@@ -38,9 +38,31 @@ class TableRow {
       cells_.push_back(cell(key.form, value));
     }
   }
-  void operator()(Key key, const profile::PhaseTimes& phases);
+  void operator()(Key, const profile::PhaseTimes& phases) {
+    using profile::Phase;
+    const auto at = [&phases](Phase phase) { return phases[static_cast<std::size_t>(phase)]; };
+    for (std::size_t i = 0; i < phases.size(); ++i) {
+      const auto phase = static_cast<Phase>(i);
+      if (columns_) {
+        std::string name(name_of(phase));
+        std::replace(name.begin(), name.end(), '.', '_');
+        columns_->push_back({name + "_ns", type_of<std::int64_t>()});
+      }
+      // As in the dumps, train_batch includes forward and backward.
+      cells_.emplace_back(phase == Phase::kTrainBatch ? plus(at(phase), plus(at(Phase::kForward), at(Phase::kBackward)))
+                                                      : phases[i]);
+    }
+  }
   // Returns the row; the usage of reading a batch follows the other cells.
-  const std::vector<Cell>& finish();
+  const std::vector<Cell>& finish() {
+    if (const auto usage = std::exchange(usage_, std::nullopt)) {
+      const auto add = [&](Key key, std::int64_t value) {
+        (*this)(key, usage->batches > 0 ? std::optional(value) : std::nullopt);
+      };
+      LoaderUsage::fields(add, *usage);
+    }
+    return cells_;
+  }
 
   template <typename Fields, typename... Items>
   static std::vector<Column> columns_of(const Fields& fields, const Items&... items) {
@@ -105,23 +127,23 @@ Table make_table(std::string name, auto each, auto fields) {
           }};
 }
 
-// Makes a table with rows of agents: `lines` passes on the items of one agent. A host's ranks share its clock.
+// Makes a table with rows of monitors: `lines` passes on the items of one monitor. A host's ranks share its clock.
 template <typename... Items>
-Table of_agents(std::string name, auto lines, auto fields) {
+Table of_monitors(std::string name, auto lines, auto fields) {
   const auto each = [lines](const RunProfile& run, const auto& emit) {
-    for (const AgentProfile& agent : run.agents) {
+    for (const MonitorProfile& monitor : run.monitors) {
       std::optional<int> rank;
       for (const RankProfile& candidate : run.ranks) {
-        if (!rank && run.agent_of(candidate) == &agent) rank = candidate.rank;
+        if (!rank && run.monitor_of(candidate) == &monitor) rank = candidate.rank;
       }
-      lines(agent, [&](const Items&... items) { emit(rank, agent, items...); });
+      lines(monitor, [&](const Items&... items) { emit(rank, monitor, items...); });
     }
   };
-  const auto with_agent = [fields](auto& row, auto& agent, auto&... items) {
-    row("agent", agent.agent);
-    fields(row, agent, items...);
+  const auto with_monitor = [fields](auto& row, auto& monitor, auto&... items) {
+    row("agent", monitor.agent);
+    fields(row, monitor, items...);
   };
-  return make_table<AgentProfile, Items...>(std::move(name), each, with_agent);
+  return make_table<MonitorProfile, Items...>(std::move(name), each, with_monitor);
 }
 
 struct SystemValue {
@@ -132,8 +154,8 @@ struct SystemValue {
 
 // The table has a row for each value, because the metrics depend on the machine.
 Table system() {
-  const auto lines = [](const AgentProfile& agent, const auto& emit) {
-    for (const SystemLine& line : agent.samples) {
+  const auto lines = [](const MonitorProfile& monitor, const auto& emit) {
+    for (const SystemLine& line : monitor.samples) {
       for (const auto& [name, value] : line.metrics) emit(line, {name, std::nullopt, value});
       for (std::size_t core = 0; core < line.cpu_util_per_core.size(); ++core) {
         emit(line, {"cpu_util_per_core", static_cast<std::int64_t>(core), line.cpu_util_per_core[core]});
@@ -143,8 +165,8 @@ Table system() {
       }
     }
   };
-  return of_agents<SystemLine, SystemValue>("system", lines, [](auto& row, auto& agent, auto& line, auto& value) {
-    row("host", agent.host);
+  return of_monitors<SystemLine, SystemValue>("system", lines, [](auto& row, auto& monitor, auto& line, auto& value) {
+    row("host", monitor.host);
     row({"time_ns", Key::kMoment}, line.time_ns);
     row("interval_ns", line.interval_ns);
     row("metric", value.metric);
@@ -154,12 +176,12 @@ Table system() {
 }
 
 Table processes() {
-  const auto lines = [](const AgentProfile& agent, const auto& emit) {
-    for (const SystemLine& line : agent.samples) {
+  const auto lines = [](const MonitorProfile& monitor, const auto& emit) {
+    for (const SystemLine& line : monitor.samples) {
       for (const ProcessLine& process : line.processes) emit(line, process);
     }
   };
-  return of_agents<SystemLine, ProcessLine>("processes", lines, [](auto& row, auto&, auto& line, auto& process) {
+  return of_monitors<SystemLine, ProcessLine>("processes", lines, [](auto& row, auto&, auto& line, auto& process) {
     row({"time_ns", Key::kMoment}, line.time_ns);
     row("rank", process.rank);
     row("resident_bytes", process.resident_bytes);
@@ -169,10 +191,10 @@ Table processes() {
 }
 
 Table gpus() {
-  const auto lines = [](const AgentProfile& agent, const auto& emit) {
-    for (const GpuLine& gpu : agent.gpus) emit(gpu);
+  const auto lines = [](const MonitorProfile& monitor, const auto& emit) {
+    for (const GpuLine& gpu : monitor.gpus) emit(gpu);
   };
-  return of_agents<GpuLine>("gpus", lines, [](auto& row, auto&, auto& gpu) {
+  return of_monitors<GpuLine>("gpus", lines, [](auto& row, auto&, auto& gpu) {
     const std::int64_t bytes = gpu.total_memory_bytes;
     row("gpu", gpu.index);
     row("uuid", gpu.uuid);
@@ -216,32 +238,6 @@ Table events() {
     row("host", text(line, "host"));
     row("fields", to_line(rest));
   });
-}
-
-void TableRow::operator()(Key, const profile::PhaseTimes& phases) {
-  using profile::Phase;
-  const auto at = [&phases](Phase phase) { return phases[static_cast<std::size_t>(phase)]; };
-  for (std::size_t i = 0; i < phases.size(); ++i) {
-    const auto phase = static_cast<Phase>(i);
-    if (columns_) {
-      std::string name(name_of(phase));
-      std::replace(name.begin(), name.end(), '.', '_');
-      columns_->push_back({name + "_ns", type_of<std::int64_t>()});
-    }
-    // As in the dumps, train_batch includes forward and backward.
-    cells_.emplace_back(phase == Phase::kTrainBatch ? plus(at(phase), plus(at(Phase::kForward), at(Phase::kBackward)))
-                                                    : phases[i]);
-  }
-}
-
-const std::vector<Cell>& TableRow::finish() {
-  if (const auto usage = std::exchange(usage_, std::nullopt)) {
-    const auto add = [&](Key key, std::int64_t value) {
-      (*this)(key, usage->batches > 0 ? std::optional(value) : std::nullopt);
-    };
-    LoaderUsage::fields(add, *usage);
-  }
-  return cells_;
 }
 
 // Makes a table with rows of ranks: `lines` passes on the items of one rank.

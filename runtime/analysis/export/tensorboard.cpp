@@ -113,12 +113,12 @@ void export_rank(const RankProfile& rank, const std::filesystem::path& folder, E
   keep(file, result);
 }
 
-void export_agent(const AgentProfile& agent, const std::filesystem::path& folder, Exported& result) {
-  if (agent.samples.empty()) return;
-  const WallTime wall(agent.header);
-  const std::int64_t first_ns = agent.samples.front().time_ns;
-  EventFile file = EventFile::for_export(folder / ("agent-" + agent.agent), wall.seconds(first_ns));
-  for (const SystemLine& line : agent.samples) {
+void export_monitor(const MonitorProfile& monitor, const std::filesystem::path& folder, Exported& result) {
+  if (monitor.samples.empty()) return;
+  const WallTime wall(monitor.header);
+  const std::int64_t first_ns = monitor.samples.front().time_ns;
+  EventFile file = EventFile::for_export(folder / ("agent-" + monitor.agent), wall.seconds(first_ns));
+  for (const SystemLine& line : monitor.samples) {
     Scalars scalars;
     for (const auto& [name, value] : line.metrics) scalars.emplace_back("system/" + name, value);
     for (const auto& [index, metrics] : line.gpus) {
@@ -138,7 +138,7 @@ Exported export_tensorboard(const RunProfile& profile, const std::filesystem::pa
   Exported result;
   export_metrics(profile, folder / kMetricsEvents, result);
   for (const RankProfile& rank : profile.ranks) export_rank(rank, folder, result);
-  for (const AgentProfile& agent : profile.agents) export_agent(agent, folder, result);
+  for (const MonitorProfile& monitor : profile.monitors) export_monitor(monitor, folder, result);
   return result;
 }
 

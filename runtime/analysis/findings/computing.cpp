@@ -294,9 +294,8 @@ class Computing {
       const auto sizes = product_sizes(operation);
       const std::int64_t liked = operation.dtype == "float32" ? 8 : 16;
       if (!sizes || !is_slow(operation) || small_batch_) continue;
-      const bool odd = std::any_of(sizes->begin(), sizes->end(), [&](std::int64_t size) {
-        return size > liked && size % liked != 0 && size != roofline_.samples;
-      });
+      const bool odd = std::ranges::any_of(
+          *sizes, [&](std::int64_t size) { return size > liked && size % liked != 0 && size != roofline_.samples; });
       if (!odd) continue;
       ++count;
       lost_s += beyond_limit_s(operation);

@@ -103,9 +103,8 @@ constexpr double kMostPeriods = 1.5;  // a stall is over when the next period be
 
 // Returns an index into RunProfile::ranks: a rank of the host on which the quota costs most.
 std::size_t worst_rank(const Evidence& evidence) {
-  const auto worst =
-      std::max_element(evidence.contention.begin(), evidence.contention.end(),
-                       [](const Contention& a, const Contention& b) { return a.throttled_s < b.throttled_s; });
+  const auto worst = std::ranges::max_element(
+      evidence.contention, [](const Contention& a, const Contention& b) { return a.throttled_s < b.throttled_s; });
   return static_cast<std::size_t>(worst - evidence.contention.begin());
 }
 
@@ -190,8 +189,8 @@ bool is_quota_doing(const Evidence& evidence, double seconds, int rank) {
 bool is_quota_doing(const Evidence& evidence, const Stalls& stalls) {
   const double lost_s = throttled_s(evidence.contention);
   double period_s = 0;
-  for (const AgentProfile& agent : evidence.run.agents) {
-    if (const auto quota = cpu_quota_of(agent)) period_s = std::max(period_s, quota->period_s);
+  for (const MonitorProfile& monitor : evidence.run.monitors) {
+    if (const auto quota = cpu_quota_of(monitor)) period_s = std::max(period_s, quota->period_s);
   }
   return is_quota_doing(evidence, stalls.seconds) && lost_s > 0 && stalls.median_excess_s <= kMostPeriods * period_s;
 }
@@ -203,8 +202,8 @@ std::vector<Finding> find_cpu_quota(const Run& run) {
   if (lost_s < kLeastShare * evidence.loop_s) return {};
   const std::size_t at = worst_rank(evidence);
   const RankProfile& rank = evidence.run.ranks[at];
-  const AgentProfile* const agent = evidence.run.agent_of(rank);
-  const auto quota = agent ? cpu_quota_of(*agent) : std::nullopt;
+  const MonitorProfile* const monitor = evidence.run.monitor_of(rank);
+  const auto quota = monitor ? cpu_quota_of(*monitor) : std::nullopt;
   const auto here = std::count_if(evidence.run.ranks.begin(), evidence.run.ranks.end(),
                                   [&](const RankProfile& other) { return other.agent == rank.agent; });
   const bool one_host = on_one_host(evidence.run);

@@ -53,8 +53,8 @@ std::optional<HostMemory> memory_of(const Machine& machine, const HostSample& sa
   std::optional<HostMemory> fullest;
   const auto consider = [&](const std::optional<double>& free, const std::optional<double>& total, bool of_cgroup) {
     if (!free || !total || *total <= 0) return;
-    const HostMemory one{*free, *total, of_cgroup};
-    if (!fullest || one.used_percent() > fullest->used_percent()) fullest = one;
+    const HostMemory memory{*free, *total, of_cgroup};
+    if (!fullest || memory.used_percent() > fullest->used_percent()) fullest = memory;
   };
   consider(sample.free_memory_bytes, machine.total_memory_bytes, false);
   consider(sample.cgroup_free_bytes, sample.cgroup_limit_bytes, true);

@@ -62,8 +62,8 @@ class DivisionFinder {
       if (most_ranks_ > 0 && ranks > most_ranks_) break;
       if (ranks == ranks_ || ranks_ * threads_ % ranks != 0 || global_batch_ % ranks != 0) continue;
       if (std::max(ranks, ranks_) % std::min(ranks, ranks_) != 0) continue;
-      const DivisionGuess one{ranks, ranks_ * threads_ / ranks, predict(ranks)};
-      if (!best || one.step_s < best->step_s) best = one;
+      const DivisionGuess guess{ranks, ranks_ * threads_ / ranks, predict(ranks)};
+      if (!best || guess.step_s < best->step_s) best = guess;
     }
     if (!best || best->step_s <= 0 || parts_.step_s / best->step_s - 1 < kLeastGain) return {};
     const double steps = static_cast<double>(evidence_.rows.steps());
@@ -122,8 +122,8 @@ class DivisionFinder {
       return false;
     }
     // If other programs use the cores, the division causes neither the threads' idle time nor the waiting.
-    for (const Contention& one : evidence_.contention) {
-      if (one.foreign_percent.value_or(0) > kMostForeign) return false;
+    for (const Contention& contention : evidence_.contention) {
+      if (contention.foreign_percent.value_or(0) > kMostForeign) return false;
     }
     std::set<std::string> hosts;
     for (const RankProfile& rank : run.ranks) hosts.insert(rank.host);
@@ -141,14 +141,14 @@ class DivisionFinder {
   bool read_operators() {
     const Roofline& roofline = evidence_.roofline;
     double beyond_s = 0;
-    for (const OperatorLimit& one : roofline.operators) {
-      if (one.flops == 0) {
-        parts_.moving_s += one.seconds;
+    for (const OperatorLimit& operation : roofline.operators) {
+      if (operation.flops == 0) {
+        parts_.moving_s += operation.seconds;
         continue;
       }
-      const auto rate = gflops_of(*roofline.limits, one.dtype);
+      const auto rate = gflops_of(*roofline.limits, operation.dtype);
       if (!rate) return false;
-      beyond_s += std::max(0.0, one.seconds - static_cast<double>(one.flops) / (*rate * kGiga));
+      beyond_s += std::max(0.0, operation.seconds - static_cast<double>(operation.flops) / (*rate * kGiga));
     }
     const double bandwidth = *roofline.limits->memory_gb_s * kGiga;
     parts_.traffic_s = std::min(beyond_s, kWeightPasses * weights_bytes_ / bandwidth);
@@ -174,8 +174,8 @@ class DivisionFinder {
   // Returns the share of the threads' time in which they work; 1 if it is not known.
   double busy_share() const {
     double sum = 0, count = 0;
-    for (const AgentProfile& agent : evidence_.run.agents) {
-      for (const SystemLine& sample : agent.samples) {
+    for (const MonitorProfile& monitor : evidence_.run.monitors) {
+      for (const SystemLine& sample : monitor.samples) {
         for (const ProcessLine& process : sample.processes) {
           const RankProfile* const rank = evidence_.run.find_rank(process.rank);
           const auto loop = rank ? rank->loop() : std::nullopt;

@@ -77,7 +77,7 @@ std::vector<Judgement> judgements() {
 // --- parameters ---
 
 const Parameter* Parameters::find(std::string_view name) const {
-  const auto found = std::find_if(all_.begin(), all_.end(), [&](const Parameter& one) { return one.name == name; });
+  const auto found = std::ranges::find_if(all_, [&](const Parameter& parameter) { return parameter.name == name; });
   return found == all_.end() ? nullptr : &*found;
 }
 
@@ -89,15 +89,15 @@ const Parameter& Parameters::at(std::string_view name) const {
 void Parameters::declare_keys(config::Keys& keys) {
   static constexpr std::array kModes{config::Word<StepMode>{"TRAIN", StepMode::kTrain},
                                      config::Word<StepMode>{"EVAL", StepMode::kEval}};  // null: both
-  for (Parameter& one : all_) {
-    const config::Key key{.name = one.name, .text = one.text, .unit = one.unit};
-    if (auto* const value = std::get_if<double>(&one.value)) {
-      keys.number(key, *value, one.bounds);
-    } else if (auto* const points = std::get_if<std::int64_t>(&one.value)) {
+  for (Parameter& parameter : all_) {
+    const config::Key key{.name = parameter.name, .text = parameter.text, .unit = parameter.unit};
+    if (auto* const value = std::get_if<double>(&parameter.value)) {
+      keys.number(key, *value, parameter.bounds);
+    } else if (auto* const points = std::get_if<std::int64_t>(&parameter.value)) {
       keys.integer(key, *points,
-                   {static_cast<std::int64_t>(one.bounds.min), static_cast<std::int64_t>(one.bounds.max)});
+                   {static_cast<std::int64_t>(parameter.bounds.min), static_cast<std::int64_t>(parameter.bounds.max)});
     } else {
-      keys.nullable_choice(key, std::get<StepMode>(one.value), kModes);
+      keys.nullable_choice(key, std::get<StepMode>(parameter.value), kModes);
     }
   }
 }
@@ -109,7 +109,7 @@ void declare_keys(config::Keys& keys, Judgement& rule) {
 
 RuleSet::RuleSet(const std::vector<Judgement>& all) {
   std::copy_if(all.begin(), all.end(), std::back_inserter(rules_),
-               [](const auto& one) { return one.judge != nullptr; });
+               [](const auto& rule) { return rule.judge != nullptr; });
 }
 
 void RuleSet::declare_keys(config::Keys& keys) {
@@ -150,10 +150,10 @@ Run::Run(const Evidence& evidence_of_run, const Analysis& analysis_so_far)
 Findings search(const Run& run) {
   const double loop_s = run.evidence.loop_s;
   Findings all;
-  for (const Judgement& one : judgements()) {
-    if (!one.search || (one.needs_loop && loop_s <= 0)) continue;
-    for (Finding& finding : one.search(run)) {
-      if (finding.id.empty()) finding.id = one.id;
+  for (const Judgement& judgement : judgements()) {
+    if (!judgement.search || (judgement.needs_loop && loop_s <= 0)) continue;
+    for (Finding& finding : judgement.search(run)) {
+      if (finding.id.empty()) finding.id = judgement.id;
       if (finding.cause.empty()) finding.cause = finding.id;
       all.push_back(std::move(finding));
     }
@@ -163,7 +163,9 @@ Findings search(const Run& run) {
   std::erase_if(all, [](const Finding& finding) { return finding.share < kLeastShare && !finding.bytes_per_step; });
   // A leak comes first, because it costs no time until it ends the run. A quota comes next, because it prolongs all
   // else.
-  const auto is_quota = [](const Finding& one) { return one.id == "cpu_quota" && one.share >= kWorthwhile; };
+  const auto is_quota = [](const Finding& finding) {
+    return finding.id == "cpu_quota" && finding.share >= kWorthwhile;
+  };
   std::stable_sort(all.begin(), all.end(), [&](const Finding& a, const Finding& b) {
     if (a.bytes_per_step.has_value() != b.bytes_per_step.has_value()) return a.bytes_per_step.has_value();
     if (is_quota(a) != is_quota(b)) return is_quota(a);
@@ -184,9 +186,9 @@ std::string less_stalls(double seconds) {
 
 std::string keys_text(const std::vector<std::string>& patch) {
   std::string text;
-  for (const std::string& one : patch) {
-    const std::size_t equals = one.find('=');
-    text += (text.empty() ? "" : " and ") + one.substr(0, equals) + ": " + one.substr(equals + 1);
+  for (const std::string& setting : patch) {
+    const std::size_t equals = setting.find('=');
+    text += (text.empty() ? "" : " and ") + setting.substr(0, equals) + ": " + setting.substr(equals + 1);
   }
   return text;
 }
@@ -224,8 +226,8 @@ std::string look_at(const Analysis& analysis) {
 
 // The unit of a result is a plural.
 std::string triggered_text(const Finding& result) {
-  const std::string one = result.unit.substr(0, result.unit.size() - 1);
-  return count_text(result.triggered) + " " + (result.triggered == 1 ? one : result.unit) + ", of " +
+  const std::string singular = result.unit.substr(0, result.unit.size() - 1);
+  return count_text(result.triggered) + " " + (result.triggered == 1 ? singular : result.unit) + ", of " +
          count_text(result.datapoints, "data point") + " judged";
 }
 

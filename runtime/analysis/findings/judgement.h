@@ -109,7 +109,6 @@ struct Judgement {
 // All judgements: first the rules, in the order of docs/rules.md and of the results, then the searches.
 std::vector<Judgement> judgements();
 
-// Judges by one rule.
 Finding judge(const Judgement& rule, const RuleData& data);
 // Visits the rule's mapping, under its name. A rule without parameters visits nothing.
 void declare_keys(config::Keys& keys, Judgement& rule);
@@ -135,7 +134,6 @@ std::string look_at(const Analysis& analysis);
 
 // Returns a rule's "3 steps, of 1,200 data points judged".
 std::string triggered_text(const Finding& result);
-// Writes the findings of costs.
 void write_findings(TextWriter& out, const Analysis& analysis);
 // Writes the rules that triggered, with advice; then those that did not, and those that do not apply, with the reason.
 void write_rules(TextWriter& out, const std::vector<Finding>& results);
@@ -216,7 +214,6 @@ double quantile_of(std::span<const double> values, double share);
 
 // --- searches for costs ---
 
-// The least share of the loop that is listed.
 inline constexpr double kLeastShare = 0.01;
 // The least share of the loop that is worth looking at first.
 inline constexpr double kWorthwhile = 0.05;

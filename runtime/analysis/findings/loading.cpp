@@ -55,8 +55,7 @@ std::string judge_workers(const RuleData& data, const Parameters& p, Finding& re
   for (const auto& of_agent : by_agent) {
     const std::string& agent = of_agent.first;
     const OfHost& loading = of_agent.second;
-    const auto host =
-        std::find_if(data.hosts.begin(), data.hosts.end(), [&](const HostSeries& h) { return h.agent == agent; });
+    const auto host = std::ranges::find_if(data.hosts, [&](const HostSeries& h) { return h.agent == agent; });
     const bool known = host != data.hosts.end();
     const auto cpus = known ? processors(host->machine) : std::nullopt;
     const std::string name = known && !host->host.empty() ? host->host : agent;
@@ -166,8 +165,8 @@ std::string judge_pinned(const RuleData& data, const Parameters&, Finding& resul
 constexpr double kMainWaitingShare = 0.6;
 
 const Prediction* prediction(const Analysis& analysis, const std::string& name) {
-  for (const Prediction& one : analysis.what_if.changes) {
-    if (one.name == name) return &one;
+  for (const Prediction& prediction : analysis.what_if.changes) {
+    if (prediction.name == name) return &prediction;
   }
   return nullptr;
 }

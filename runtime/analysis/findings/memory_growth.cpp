@@ -38,8 +38,8 @@ std::int64_t first_batch(const RankProfile& rank) {
   return rank.windows.empty() ? first : std::min(first, rank.windows.front().first_batch);
 }
 
-// Returns the points of the loop without its first part. The rank's own samples name the step. The agent's samples have
-// only the time; the steps are assumed to have equal durations.
+// Returns the points of the loop without its first part. The rank's own samples name the step. The monitor's samples
+// have only the time; the steps are assumed to have equal durations.
 Points of_rank(const RunProfile& run, const RankProfile& rank, double steps) {
   Points points;
   const auto add = [&](double step, double bytes) {
@@ -49,11 +49,11 @@ Points of_rank(const RunProfile& run, const RankProfile& rank, double steps) {
     const std::int64_t bytes = line.anonymous_bytes > 0 ? line.anonymous_bytes : line.resident_bytes;
     add(static_cast<double>(line.batch - first_batch(rank) + 1), static_cast<double>(bytes));
   }
-  const AgentProfile* const agent = run.agent_of(rank);
+  const MonitorProfile* const monitor = run.monitor_of(rank);
   const auto loop = rank.loop();
-  if (points.size() >= kLeastPoints || agent == nullptr || !loop || loop->second <= loop->first) return points;
+  if (points.size() >= kLeastPoints || monitor == nullptr || !loop || loop->second <= loop->first) return points;
   points.clear();
-  for (const SystemLine& sample : agent->samples) {
+  for (const SystemLine& sample : monitor->samples) {
     for (const ProcessLine& process : sample.processes) {
       if (process.rank != rank.rank || process.resident_bytes <= 0) continue;
       const double part =
@@ -77,9 +77,9 @@ double growth_of_free_heap(const RankProfile& rank, double steps) {
 }
 
 // Returns the memory limit with the least free memory, which will be full first.
-std::optional<MemoryRoom> memory_left(const AgentProfile* agent) {
-  if (agent == nullptr || agent->samples.empty()) return std::nullopt;
-  const std::vector<MemoryRoom> rooms = memory_rooms(*agent, agent->samples.back());
+std::optional<MemoryRoom> memory_left(const MonitorProfile* monitor) {
+  if (monitor == nullptr || monitor->samples.empty()) return std::nullopt;
+  const std::vector<MemoryRoom> rooms = memory_rooms(*monitor, monitor->samples.back());
   const auto least = std::min_element(rooms.begin(), rooms.end(),
                                       [](const MemoryRoom& a, const MemoryRoom& b) { return a.free < b.free; });
   return least == rooms.end() ? std::nullopt : std::optional(*least);
@@ -115,7 +115,7 @@ std::optional<MemoryGrowth> find_growth(const RunProfile& run, const RankProfile
   growth.grown_bytes = trend.slope * growth.steps;
   if (growth.grown_bytes < kLeastBytes || trend.rising < kRisingPairs) return std::nullopt;
   growth.bytes_per_step = trend.slope;
-  growth.room = memory_left(run.agent_of(rank));
+  growth.room = memory_left(run.monitor_of(rank));
   growth.free_heap_bytes = growth_of_free_heap(rank, steps);
   return growth;
 }
@@ -131,11 +131,6 @@ std::string growth_text(const MemoryGrowth& growth) {
   return text;
 }
 
-// True if most of the growth is free memory on the heap.
-bool is_fragmented(const MemoryGrowth& growth) {
-  return growth.free_heap_bytes > 0.5 * growth.grown_bytes;
-}
-
 Finding growth_finding(const std::string& who, const MemoryGrowth& growth) {
   const std::string a_step = format_bytes(growth.bytes_per_step);
   Finding finding{.title = fmt::format("{} keeps {} more memory with every step", who, a_step),
@@ -145,7 +140,8 @@ Finding growth_finding(const std::string& who, const MemoryGrowth& growth) {
                       "or item() what is logged), lists and caches that only grow",
                   .fault = true,
                   .bytes_per_step = growth.bytes_per_step};
-  if (!is_fragmented(growth)) return finding;
+  const bool is_fragmented = growth.free_heap_bytes > 0.5 * growth.grown_bytes;
+  if (!is_fragmented) return finding;
   finding.id = "memory_fragmentation";
   finding.title = fmt::format("the heap of {} is fragmented: it grows by {} with every step", who, a_step);
   finding.evidence += fmt::format("; {} of that is free, between pieces that are in use, and nothing fits there",

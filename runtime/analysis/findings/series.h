@@ -46,7 +46,7 @@ struct StepSeries {
   std::vector<FoldedSteps> folded;
 };
 
-// --- the samples of a host's agent ---
+// --- the samples of a host's monitor ---
 
 struct Gpu {
   std::int64_t index = 0;

@@ -1,4 +1,4 @@
-// Makes the series of hosts from the samples of their agents and the facts about their machines.
+// Makes the series of hosts from the samples of their monitors and the facts about their machines.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -25,8 +25,8 @@ std::vector<int> integers(const Json& list) {
   return result;
 }
 
-// Returns the cores that the agent or a rank of the host may use: a rank that mpirun has bound starts its agent on its
-// own cores.
+// Returns the cores that the monitor or a rank of the host may use: a rank that mpirun has bound starts its monitor on
+// its own cores.
 std::vector<std::vector<int>> usable_cores(const Json& machine, const std::vector<const RankProfile*>& ranks) {
   std::set<int> usable;
   for (const int cpu : integers(list_at(machine, "cpus"))) usable.insert(cpu);
@@ -46,8 +46,8 @@ std::vector<std::vector<int>> usable_cores(const Json& machine, const std::vecto
   return cores;
 }
 
-Machine machine_of(const AgentProfile& agent, const std::vector<const RankProfile*>& ranks) {
-  const Json& facts = object_at(agent.header, "machine");
+Machine machine_of(const MonitorProfile& monitor, const std::vector<const RankProfile*>& ranks) {
+  const Json& facts = object_at(monitor.header, "machine");
   Machine machine;
   machine.cores = usable_cores(facts, ranks);
   machine.cpu_limit = value_at<double>(facts, "cpu_limit");
@@ -116,9 +116,9 @@ HostSample sample_of(const SystemLine& line, const std::map<std::int64_t, std::s
 }
 
 // Adds the GPUs of the run. The host's other GPUs may be idle or do work of other programs.
-void add_gpus(const AgentProfile& agent, const std::optional<std::map<std::int64_t, int>>& ranks, HostSeries& host,
+void add_gpus(const MonitorProfile& monitor, const std::optional<std::map<std::int64_t, int>>& ranks, HostSeries& host,
               std::map<std::int64_t, std::size_t>& at, std::vector<std::int64_t>& total_memory_bytes) {
-  for (const GpuLine& line : agent.gpus) {
+  for (const GpuLine& line : monitor.gpus) {
     if (ranks && !ranks->contains(line.index)) continue;
     if (!at.try_emplace(line.index, host.gpus.size()).second) continue;
     Gpu gpu;
@@ -154,26 +154,26 @@ void set_training(const std::vector<const RankProfile*>& ranks, HostSeries& host
 std::vector<HostSeries> host_series(const RunProfile& profile) {
   std::vector<HostSeries> hosts;
   const bool with_gpus = trains_on_gpus(profile);
-  for (const AgentProfile& agent : profile.agents) {
+  for (const MonitorProfile& monitor : profile.monitors) {
     std::vector<const RankProfile*> ranks;
     for (const RankProfile& rank : profile.ranks) {
-      if (profile.agent_of(rank) == &agent) ranks.push_back(&rank);
+      if (profile.monitor_of(rank) == &monitor) ranks.push_back(&rank);
     }
     HostSeries host;
-    host.agent = agent.agent;
-    host.host = agent.host;
-    host.machine = machine_of(agent, ranks);
+    host.agent = monitor.agent;
+    host.host = monitor.host;
+    host.machine = machine_of(monitor, ranks);
     std::map<std::int64_t, std::size_t> gpus;
     std::vector<std::int64_t> total_memory_bytes;
-    if (with_gpus) add_gpus(agent, ranks_by_gpu(profile, agent), host, gpus, total_memory_bytes);
+    if (with_gpus) add_gpus(monitor, ranks_by_gpu(profile, monitor), host, gpus, total_memory_bytes);
     set_training(ranks, host);
-    host.samples.reserve(agent.samples.size());
+    host.samples.reserve(monitor.samples.size());
     std::set<int> cpus;
     for (const RankProfile* rank : ranks) cpus.insert(rank->cpus.begin(), rank->cpus.end());
-    for (const SystemLine& line : agent.samples) {
+    for (const SystemLine& line : monitor.samples) {
       host.samples.push_back(sample_of(line, gpus, total_memory_bytes, cpus.size()));
     }
-    const auto computing = computing_percent(ranks, agent.samples);
+    const auto computing = computing_percent(ranks, monitor.samples);
     for (std::size_t i = 0; i < computing.size(); ++i) host.samples[i].computing_percent = computing[i];
     hosts.push_back(std::move(host));
   }

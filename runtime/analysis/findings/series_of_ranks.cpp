@@ -120,8 +120,8 @@ std::vector<LoaderSeries> loader_series(const RunProfile& profile) {
   for (const RankProfile& rank : profile.ranks) {
     LoaderSeries series;
     series.rank = rank.rank;
-    const AgentProfile* const agent = profile.agent_of(rank);
-    series.agent = agent != nullptr ? agent->agent : rank.agent;
+    const MonitorProfile* const monitor = profile.monitor_of(rank);
+    series.agent = monitor != nullptr ? monitor->agent : rank.agent;
     double workers = 0;
     std::int64_t fetches = 0;
     double fetch_ns = 0;
@@ -179,11 +179,11 @@ ModelFacts model_facts(const RunProfile& profile) {
   for (const Json& shape : list_at(model, "shapes")) {
     const auto sizes = shape.find("sizes");
     if (sizes == shape.end() || !sizes->is_array()) continue;
-    Shape& one = facts.shapes.emplace_back(Shape{text(shape, "name"), {}});
+    Shape& read = facts.shapes.emplace_back(Shape{text(shape, "name"), {}});
     for (const Json& size : *sizes) {
       const bool fits =
           size.is_number_integer() && size.get<std::int64_t>() >= 0 && size.get<std::int64_t>() < (1 << 30);
-      one.sizes.push_back(fits ? size.get<std::int64_t>() : 0);
+      read.sizes.push_back(fits ? size.get<std::int64_t>() : 0);
     }
   }
   for (const Json& batch : list_at(profile.plan, "batch_per_rank")) {
@@ -196,7 +196,7 @@ ModelFacts model_facts(const RunProfile& profile) {
   return facts;
 }
 
-// The computing of a host's ranks between two samples of its agent: for runs on CPUs, the counterpart of a GPU's
+// The computing of a host's ranks between two samples of its monitor: for runs on CPUs, the counterpart of a GPU's
 // utilization.
 
 std::vector<std::optional<double>> computing_percent(const std::vector<const RankProfile*>& ranks,

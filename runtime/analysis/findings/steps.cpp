@@ -116,8 +116,7 @@ Json describe(const StepSeries& series, const SeriesStatistics& s, double thresh
     if (listed.size() == kMostOutliers) break;
     listed.push_back(to_json(*step, outliers.normal));
   }
-  const bool with_phases =
-      std::any_of(series.steps.begin(), series.steps.end(), [](const Step& step) { return step.phases != nullptr; });
+  const bool with_phases = std::ranges::any_of(series.steps, [](const Step& step) { return step.phases != nullptr; });
   Json json = {{"rank", series.rank},
                {"host", series.host},
                {"mode", series.evaluation ? "EVAL" : "TRAIN"},
@@ -245,8 +244,9 @@ double stalled_s(const Evidence& evidence, const std::optional<Stalls>& stalls, 
 // True if no setting caused a checkpoint: a run always takes one at its end and when it is stopped.
 bool has_only_last_checkpoints(const RunHistory& history) {
   return !history.checkpoints.empty() &&
-         std::all_of(history.checkpoints.begin(), history.checkpoints.end(),
-                     [](const CheckpointAccount& one) { return one.reason == "end" || one.reason == "stop"; });
+         std::all_of(history.checkpoints.begin(), history.checkpoints.end(), [](const CheckpointAccount& checkpoint) {
+           return checkpoint.reason == "end" || checkpoint.reason == "stop";
+         });
 }
 
 std::string advice_for(const Cost& cost, const RunHistory& history) {

@@ -153,11 +153,11 @@ constexpr double kTurnsShare = 0.5;  // the least share of the waiting for which
 constexpr double kLinkFault = 0.1;   // of the loop: less is what an exchange between hosts takes
 constexpr double kLinkUsed = 0.5;    // of the interfaces' speed: a link that carries as much is not slow
 
-// Returns text on the highest throughput of the hosts' interfaces, as the agents sampled it.
+// Returns text on the highest throughput of the hosts' interfaces, as the monitors sampled it.
 std::string carried_text(const RunProfile& run) {
   double most = 0;
-  for (const AgentProfile& agent : run.agents) {
-    for (const SystemLine& sample : agent.samples) {
+  for (const MonitorProfile& monitor : run.monitors) {
+    for (const SystemLine& sample : monitor.samples) {
       for (const auto& [name, value] : sample.metrics) {
         if (name == "net_throughput_sent" || name == "net_throughput_recv") most = std::max(most, value);
       }
@@ -170,9 +170,9 @@ std::string carried_text(const RunProfile& run) {
 // report no speed.
 std::optional<double> slowest_link(const RunProfile& run) {
   std::optional<double> slowest;
-  for (const AgentProfile& agent : run.agents) {
+  for (const MonitorProfile& monitor : run.monitors) {
     double fastest = 0;
-    for (const Json& interface : list_at(object_at(agent.header, "machine"), "interfaces")) {
+    for (const Json& interface : list_at(object_at(monitor.header, "machine"), "interfaces")) {
       if (interface.is_object()) fastest = std::max(fastest, number(interface, "bits_per_s") / 8);
     }
     if (fastest <= 0) return std::nullopt;
@@ -275,23 +275,23 @@ std::vector<Finding> find_uneven_shard(const Run& run) {
   for (const Uneven& uneven : uneven_by_rank) by_rank.push_back(uneven.seconds());
   const auto worst = std::max_element(by_rank.begin(), by_rank.end());
   const auto at = static_cast<std::size_t>(worst - by_rank.begin());
-  const bool one = *worst > 0 && *worst >= kMainShardShare * std::accumulate(by_rank.begin(), by_rank.end(), 0.0);
+  const bool has_main = *worst > 0 && *worst >= kMainShardShare * std::accumulate(by_rank.begin(), by_rank.end(), 0.0);
   const RankProfile& rank = evidence.run.ranks[at];
   double all = 0;
   for (const double samples : most_of_all) all += samples;
   Finding finding{
-      .title =
-          one ? fmt::format("{} has more data than the others: they wait while it trains, {} in all", rank_name(rank),
-                            seconds_text(lost_s))
-              : fmt::format("ranks train different numbers of samples in a batch: {} in all", seconds_text(lost_s)),
+      .title = has_main ? fmt::format("{} has more data than the others: they wait while it trains, {} in all",
+                                      rank_name(rank), seconds_text(lost_s))
+                        : fmt::format("ranks train different numbers of samples in a batch: {} in all",
+                                      seconds_text(lost_s)),
       .evidence = fmt::format("{} each (mean) in {}; {} trained {} samples, a fair share is {}",
                               seconds_text(lost_s / uneven_steps), count_text(to_count(uneven_steps), "batch"),
                               rank_name(rank), count_text(to_count(most_of_all[at])),
                               count_text(to_count(all / static_cast<double>(rows.ranks())))),
       .advice = "give every rank the same number of samples: shards of one size, or a sampler over the whole data set",
       .seconds = lost_s,
-      .rank = one ? rank.rank : -1,
-      .host = one ? rank.host : "",
+      .rank = has_main ? rank.rank : -1,
+      .host = has_main ? rank.host : "",
       .fault = true};
   if (even_s) {
     finding.evidence += fmt::format("; with even shares a batch's computing takes {} instead of {}",

@@ -84,8 +84,7 @@ void RankFeed::forget_steps() {
 void RankFeed::forget_old() {
   const std::int64_t since = minus(last_end_ns_, kRecentNs);
   auto& windows = profile_.windows;
-  const auto first_window =
-      std::find_if(windows.begin(), windows.end(), [&](const WindowLine& line) { return line.end_ns >= since; });
+  const auto first_window = std::ranges::find_if(windows, [&](const WindowLine& line) { return line.end_ns >= since; });
   window_walls_.erase(window_walls_.begin(), window_walls_.begin() + (first_window - windows.begin()));
   windows.erase(windows.begin(), first_window);
 

@@ -71,11 +71,11 @@ class RankFeed final : private DumpHandler {
   bool newer_ = false, incomplete_ = false;
 };
 
-// The last sample of one agent's dump.
-class AgentFeed final : private DumpHandler {
+// The last sample of one monitor's dump.
+class MonitorFeed final : private DumpHandler {
  public:
   // A few samples are enough, however long the dump is.
-  AgentFeed(const std::string& agent, const std::filesystem::path& path)
+  MonitorFeed(const std::string& agent, const std::filesystem::path& path)
       : tail_(path, {.head = 64 << 10, .most = 64 << 10, .again = 0}) {
     profile_.agent = agent;
   }
@@ -88,7 +88,7 @@ class AgentFeed final : private DumpHandler {
   }
 
   // Returns a profile that has only the last of `samples`.
-  const AgentProfile& profile() const { return profile_; }
+  const MonitorProfile& profile() const { return profile_; }
   bool is_newer() const { return newer_; }
   const FileTail& tail() const { return tail_; }
 
@@ -108,7 +108,7 @@ class AgentFeed final : private DumpHandler {
   void lost(std::int64_t count, const std::string&) override { add_to(profile_.lost, count); }
   void end(const EndLine& line) override { profile_.end = line; }
 
-  AgentProfile profile_;
+  MonitorProfile profile_;
   FileTail tail_;
   DumpLineReader reader_;
   bool newer_ = false;

@@ -30,16 +30,16 @@ LiveGpu live_gpu(std::int64_t index, const Metrics& metrics, const std::vector<G
   return gpu;
 }
 
-LiveHost live_host(const AgentProfile& agent, double now_s) {
+LiveHost live_host(const MonitorProfile& monitor, double now_s) {
   LiveHost host;
-  host.agent = agent.agent;
-  host.host = agent.host;
-  const std::int64_t memory_bytes = integer(object_at(agent.header, "machine"), "total_memory");
+  host.agent = monitor.agent;
+  host.host = monitor.host;
+  const std::int64_t memory_bytes = integer(object_at(monitor.header, "machine"), "total_memory");
   if (memory_bytes > 0) host.total_bytes = static_cast<double>(memory_bytes);
-  if (agent.samples.empty()) return host;
-  const SystemLine& sample = agent.samples.back();
+  if (monitor.samples.empty()) return host;
+  const SystemLine& sample = monitor.samples.back();
   std::optional<MemoryRoom> fullest;
-  for (MemoryRoom& room : memory_rooms(agent, sample)) {
+  for (MemoryRoom& room : memory_rooms(monitor, sample)) {
     if (!fullest || room.used_percent() > fullest->used_percent()) fullest = std::move(room);
   }
   if (fullest) {
@@ -48,8 +48,8 @@ LiveHost live_host(const AgentProfile& agent, double now_s) {
     if (fullest->of_cgroup) host.memory_of = fullest->whose;
   }
   host.throttled_percent = metric_of(sample.metrics, "cpu_throttled_periods");
-  const auto clock = agent.header.find("clock");
-  if (clock != agent.header.end() && clock->is_object()) {
+  const auto clock = monitor.header.find("clock");
+  if (clock != monitor.header.end() && clock->is_object()) {
     host.age_s = std::max(0.0, now_s - to_seconds(sample.time_ns) - number(*clock, "offset_ns") / 1e9);
   }
   host.cpu_percent = metric_of(sample.metrics, "cpu_util_simple");
@@ -60,7 +60,7 @@ LiveHost live_host(const AgentProfile& agent, double now_s) {
   host.disk_written = metric_of(sample.metrics, "disk_throughput_write");
   host.disk_requests = metric_of(sample.metrics, "disk_iops");
   host.core_percent = sample.cpu_util_per_core;
-  for (const auto& [index, metrics] : sample.gpus) host.gpus.push_back(live_gpu(index, metrics, agent.gpus));
+  for (const auto& [index, metrics] : sample.gpus) host.gpus.push_back(live_gpu(index, metrics, monitor.gpus));
   return host;
 }
 
@@ -73,9 +73,9 @@ class LiveRun::Impl {
   void poll() {
     run_events_.poll();
     for (const auto& [rank, path] : rank_dumps(folder_ / "profile")) ranks_.try_emplace(rank, rank, path);
-    for (const auto& [agent, path] : agent_dumps(folder_ / "profile")) agents_.try_emplace(agent, agent, path);
+    for (const auto& [id, path] : monitor_dumps(folder_ / "profile")) monitors_.try_emplace(id, id, path);
     for (auto& [number, rank] : ranks_) rank.poll();
-    for (auto& [id, agent] : agents_) agent.poll();
+    for (auto& [id, monitor] : monitors_) monitor.poll();
   }
 
   LiveView view(bool gone) const {
@@ -88,7 +88,7 @@ class LiveRun::Impl {
       view.cause = "none of its processes is left";
       view.ended = true;
     }
-    for (const auto& [id, agent] : agents_) view.hosts.push_back(live_host(agent.profile(), now_s));
+    for (const auto& [id, monitor] : monitors_) view.hosts.push_back(live_host(monitor.profile(), now_s));
     add_ranks(view);
     add_progress(view);
     run_events_.add_computing(view);
@@ -101,8 +101,8 @@ class LiveRun::Impl {
   // Returns the latest moment that a rank's host has recorded, on the host's clock.
   std::int64_t host_now(const RankFeed& rank) const {
     std::int64_t now = 0;
-    for (const auto& [id, agent] : agents_) {
-      const AgentProfile& profile = agent.profile();
+    for (const auto& [id, monitor] : monitors_) {
+      const MonitorProfile& profile = monitor.profile();
       if (id == rank.profile().agent && !profile.samples.empty()) now = profile.samples.back().time_ns;
     }
     for (const auto& [number, other] : ranks_) {
@@ -112,9 +112,9 @@ class LiveRun::Impl {
   }
 
   const ProcessLine* process_of(const RankFeed& rank) const {
-    const auto agent = agents_.find(rank.profile().agent);
-    if (agent == agents_.end() || agent->second.profile().samples.empty()) return nullptr;
-    for (const ProcessLine& process : agent->second.profile().samples.back().processes) {
+    const auto monitor = monitors_.find(rank.profile().agent);
+    if (monitor == monitors_.end() || monitor->second.profile().samples.empty()) return nullptr;
+    for (const ProcessLine& process : monitor->second.profile().samples.back().processes) {
       if (process.rank == rank.profile().rank) return &process;
     }
     return nullptr;
@@ -185,10 +185,10 @@ class LiveRun::Impl {
       if (!tail.problem().empty()) view.notes.push_back(tail.problem());
     };
     for (const auto& [number, rank] : ranks_) look_at(rank.tail());
-    for (const auto& [id, agent] : agents_) look_at(agent.tail());
+    for (const auto& [id, monitor] : monitors_) look_at(monitor.tail());
     int newer = 0;
     for (const auto& [number, rank] : ranks_) newer += rank.is_newer() ? 1 : 0;
-    for (const auto& [id, agent] : agents_) newer += agent.is_newer() ? 1 : 0;
+    for (const auto& [id, monitor] : monitors_) newer += monitor.is_newer() ? 1 : 0;
     if (newer > 0) {
       view.notes.push_back(std::to_string(newer) +
                            " of its dumps cannot be shown: a later version of dtrain wrote them");
@@ -204,8 +204,7 @@ class LiveRun::Impl {
       view.notes.push_back(std::to_string(missing) + " of " + std::to_string(view.world_size) +
                            " ranks have no dump in this folder (yet)");
     }
-    const auto incomplete =
-        std::count_if(view.ranks.begin(), view.ranks.end(), [](const LiveRank& rank) { return rank.incomplete; });
+    const auto incomplete = std::ranges::count_if(view.ranks, [](const LiveRank& rank) { return rank.incomplete; });
     if (incomplete > 0)
       view.notes.push_back("records are missing from dumps: " + std::to_string(incomplete) + " of them");
   }
@@ -216,7 +215,7 @@ class LiveRun::Impl {
       if (tail.written()) written = std::max(written.value_or(0), *tail.written());
     };
     for (const auto& [number, rank] : ranks_) look(rank.tail());
-    for (const auto& [id, agent] : agents_) look(agent.tail());
+    for (const auto& [id, monitor] : monitors_) look(monitor.tail());
     return written ? std::max(0.0, now_s - *written) : 0;
   }
 
@@ -224,7 +223,7 @@ class LiveRun::Impl {
   const Clock& clock_;
   RunEvents run_events_;
   std::map<int, RankFeed> ranks_;
-  std::map<std::string, AgentFeed> agents_;
+  std::map<std::string, MonitorFeed> monitors_;
 };
 
 LiveRun::LiveRun(const fs::path& folder, const Clock& clock) : impl_(std::make_unique<Impl>(folder, clock)) {}
@@ -240,11 +239,6 @@ LiveView LiveRun::view(bool gone) const {
 }
 
 namespace {
-
-template <typename Value>
-Json or_null(const std::optional<Value>& value) {
-  return value ? Json(*value) : Json();
-}
 
 Json recent_json(const RecentSteps& recent) {
   Json shares = Json::object();

@@ -45,12 +45,12 @@ std::size_t cpus_of_host(const RunProfile& run, const RankProfile& rank) {
 
 Contention of_rank(const RunProfile& run, const RankProfile& rank) {
   Contention result;
-  const AgentProfile* const agent = run.agent_of(rank);
+  const MonitorProfile* const monitor = run.monitor_of(rank);
   const auto loop = rank.loop();
-  if (agent == nullptr || !loop) return result;
+  if (monitor == nullptr || !loop) return result;
   const std::size_t cpus = cpus_of_host(run, rank);
   double foreign = 0, foreign_ns = 0, wait = 0, wait_ns = 0, throttled = 0, periods = 0, throttled_ns = 0;
-  for (const SystemLine& sample : agent->samples) {
+  for (const SystemLine& sample : monitor->samples) {
     // Only samples within the loop count: before it the ranks start, after it they are gone.
     if (sample.time_ns - sample.interval_ns < loop->first || sample.time_ns > loop->second) continue;
     const auto process = std::find_if(sample.processes.begin(), sample.processes.end(),
@@ -83,11 +83,6 @@ Contention of_rank(const RunProfile& run, const RankProfile& rank) {
     result.throttled_s = throttled / throttled_ns / 100 * loop_s;
   }
   return result;
-}
-
-const Json* strategy_of(const RunProfile& run) {
-  const auto strategy = run.plan.find("strategy");
-  return strategy != run.plan.end() && strategy->is_object() ? &*strategy : nullptr;
 }
 
 // Returns the median optimizer step of these batches, of the rank with the longest one; 0: there is none.
@@ -152,8 +147,8 @@ std::vector<Contention> find_contention(const RunProfile& run) {
 }
 
 bool updates_one_copy(const RunProfile& run) {
-  const Json* const strategy = strategy_of(run);
-  return strategy && text(*strategy, "strategy") == "sharded" && strategy->value("one_copy", Json()) == Json(true);
+  const Json& strategy = object_at(run.plan, "strategy");
+  return text(strategy, "strategy") == "sharded" && strategy.value("one_copy", Json()) == Json(true);
 }
 
 std::optional<double> unshared_update_share(const RunProfile& run, const RunProfile& tried) {
@@ -190,24 +185,24 @@ std::optional<LoaderUse> loader_use(const RunProfile& run, int rank) {
   LoaderUse use;
   double workers = 0;
   std::int64_t batches = 0;
-  for (const RankProfile& one : run.ranks) {
-    if (rank >= 0 && one.rank != rank) continue;
-    for (const LoaderLine& line : one.loader) {
+  for (const RankProfile& of_rank : run.ranks) {
+    if (rank >= 0 && of_rank.rank != rank) continue;
+    for (const LoaderLine& line : of_rank.loader) {
       if (line.usage.batches == 0) continue;
       use.usage.add(line.usage);
       use.read_s += to_seconds(std::max<std::int64_t>(0, line.fetch_ns));
       workers += line.workers;
       ++batches;
     }
-    for (const WindowLine& window : one.windows) {
+    for (const WindowLine& window : of_rank.windows) {
       if (window.loader_usage.batches <= 0) continue;
       use.usage.add(window.loader_usage);
       use.read_s += to_seconds(window.loader_fetch_ns);
       workers += static_cast<double>(window.loader_workers) * static_cast<double>(window.loader_usage.batches);
       batches += window.loader_usage.batches;
     }
-    use.waited_s += to_seconds(one.phase_ns(profile::Phase::kDataloaderNext));
-    use.steps_s += to_seconds(one.wall_ns());
+    use.waited_s += to_seconds(of_rank.phase_ns(profile::Phase::kDataloaderNext));
+    use.steps_s += to_seconds(of_rank.wall_ns());
   }
   if (batches == 0) return std::nullopt;
   use.workers = workers / static_cast<double>(batches);

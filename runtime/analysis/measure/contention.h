@@ -1,4 +1,4 @@
-// The resources for which ranks and their loaders contend: cores, from the agents' samples of the training loop;
+// The resources for which ranks and their loaders contend: cores, from the monitors' samples of the training loop;
 // caches; and storage, as the loaders' workers recorded it.
 #pragma once
 
@@ -25,7 +25,6 @@ struct Contention {
   double taken_s() const { return wait_s > throttled_s ? wait_s - throttled_s : 0; }
 };
 
-// Returns a Contention for each rank of the profile.
 std::vector<Contention> find_contention(const RunProfile& run);
 
 // Returns the seconds in which a rank's training thread had no core, mean over these ranks. Empty: no rank recorded it.

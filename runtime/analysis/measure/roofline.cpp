@@ -94,23 +94,19 @@ std::optional<double> achieved_gb_s(const RunProfile& run) {
 
 constexpr std::int64_t kFewestChannels = 16;
 
-bool is_convolution(const OperatorLimit& one) {
-  return !one.format.empty();
-}
-
 // Casting reads four bytes of an element and writes two.
-double casting_s(const Roofline& roofline, const OperatorLimit& one) {
+double casting_s(const Roofline& roofline, const OperatorLimit& operation) {
   constexpr double kBytesOfByte = 1.5;
   if (!roofline.limits || !roofline.limits->memory_gb_s) return 0;
-  return kBytesOfByte * static_cast<double>(one.bytes) / (*roofline.limits->memory_gb_s * kGiga);
+  return kBytesOfByte * static_cast<double>(operation.bytes) / (*roofline.limits->memory_gb_s * kGiga);
 }
 
 // The weight is the tensor before the last or, in backward, the last: [out, in / groups, …].
-bool has_few_channels(const OperatorLimit& one) {
-  const bool backward = one.name.ends_with("_backward");
+bool has_few_channels(const OperatorLimit& operation) {
+  const bool backward = operation.name.ends_with("_backward");
   const std::size_t place = backward ? 2 : 1;
-  if (one.shapes.size() <= place || one.shapes[place].size() < 2) return true;
-  return std::min(one.shapes[place][0], one.shapes[place][1]) < kFewestChannels;
+  if (operation.shapes.size() <= place || operation.shapes[place].size() < 2) return true;
+  return std::min(operation.shapes[place][0], operation.shapes[place][1]) < kFewestChannels;
 }
 
 }  // namespace
@@ -192,7 +188,7 @@ std::optional<double> limit_gflops_of(const Roofline& roofline, const OperatorLi
                                       const std::string& dtype) {
   if (!roofline.limits) return std::nullopt;
   const auto& convolutions = roofline.limits->convolution_gflops;
-  if (const auto found = convolutions.find(dtype); is_convolution(operation) && found != convolutions.end()) {
+  if (const auto found = convolutions.find(dtype); !operation.format.empty() && found != convolutions.end()) {
     return found->second;
   }
   return gflops_of(*roofline.limits, dtype);

@@ -113,8 +113,7 @@ class Rows::Builder {
   void add_common(std::int64_t batch, const std::vector<const StepLine*>& lines) {
     if (!pending_.empty() && batch != last_ + 1) flush();
     last_ = batch;
-    const bool exchanged =
-        std::all_of(lines.begin(), lines.end(), [](const StepLine* line) { return line->exchanged; });
+    const bool exchanged = std::ranges::all_of(lines, [](const StepLine* line) { return line->exchanged; });
     if (exchanged && pending_.empty()) {
       rows_.rows_.push_back({batch, batch, 1, true, false});
       rows_.cells_.insert(rows_.cells_.end(), lines.begin(), lines.end());
@@ -166,9 +165,8 @@ class Rows::Builder {
     const std::size_t count = rows_.ranks_;
     std::vector<std::size_t> order(rows_.rows_.size());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-      return rows_.rows_[a].first_batch < rows_.rows_[b].first_batch;
-    });
+    std::ranges::stable_sort(
+        order, [&](std::size_t a, std::size_t b) { return rows_.rows_[a].first_batch < rows_.rows_[b].first_batch; });
     std::vector<Row> rows;
     std::vector<const StepLine*> cells;
     cells.reserve(rows_.cells_.size());

@@ -20,8 +20,7 @@ constexpr std::size_t kHeaviest = 64;   // events from which intervals are taken
 constexpr std::size_t kLeastMembers = 3;
 
 bool all_alike(const std::vector<double>& gaps, double middle, double tolerance) {
-  const auto alike =
-      std::count_if(gaps.begin(), gaps.end(), [&](double gap) { return std::abs(gap - middle) <= tolerance; });
+  const auto alike = std::ranges::count_if(gaps, [&](double gap) { return std::abs(gap - middle) <= tolerance; });
   return static_cast<double>(alike) >= kRegularShare * static_cast<double>(gaps.size());
 }
 
@@ -306,8 +305,7 @@ std::optional<Stalls> find_stalls(const Evidence& evidence) {
   }
   result.events = static_cast<std::int64_t>(events.size());
   result.median_excess_s = median_low(excesses);
-  result.phase =
-      static_cast<Phase>(std::max_element(blamed.by_phase.begin(), blamed.by_phase.end()) - blamed.by_phase.begin());
+  result.phase = static_cast<Phase>(std::ranges::max_element(blamed.by_phase) - blamed.by_phase.begin());
   const auto worst = std::max_element(blamed.by_rank.begin(), blamed.by_rank.end());
   double all = 0;
   for (const double phase : blamed.by_phase) all += phase;

@@ -32,7 +32,6 @@ struct Trend {
 };
 Trend theil_sen(std::span<const std::pair<double, double>> points);
 
-// Returns the statistics over the steps of these ranks.
 StepStatistics step_statistics(std::span<const RankProfile> ranks);
 
 // Values of steps in full and of folded steps. Quantiles are exact if nothing was folded, and otherwise within

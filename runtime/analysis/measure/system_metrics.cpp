@@ -30,11 +30,11 @@ bool has_times_of_gpus(const RunProfile& run) {
   return value_at<bool>(object_at(run.experiment, "profiling"), "sync_timings").value_or(true);
 }
 
-std::optional<std::map<std::int64_t, int>> ranks_by_gpu(const RunProfile& run, const AgentProfile& agent) {
+std::optional<std::map<std::int64_t, int>> ranks_by_gpu(const RunProfile& run, const MonitorProfile& monitor) {
   std::map<std::int64_t, int> ranks;
   bool any = false;
   for (const RankProfile& rank : run.ranks) {
-    if (run.agent_of(rank) != &agent) continue;
+    if (run.monitor_of(rank) != &monitor) continue;
     any = true;
     const auto recorded = rank.header.find("gpu");
     if (recorded == rank.header.end() || !recorded->is_object()) return std::nullopt;
@@ -42,10 +42,9 @@ std::optional<std::map<std::int64_t, int>> ranks_by_gpu(const RunProfile& run, c
     const std::int64_t index = integer(*recorded, "index", -1);
     // A MIG instance is only a part of a GPU: the GPU's samples are not the rank's alone, and no name matches the
     // instance.
-    const auto gpu = std::find_if(agent.gpus.begin(), agent.gpus.end(), [&](const GpuLine& line) {
-      return uuid.empty() ? line.index == index : line.uuid == uuid;
-    });
-    if (gpu != agent.gpus.end()) ranks.try_emplace(gpu->index, rank.rank);
+    const auto gpu = std::ranges::find_if(
+        monitor.gpus, [&](const GpuLine& line) { return uuid.empty() ? line.index == index : line.uuid == uuid; });
+    if (gpu != monitor.gpus.end()) ranks.try_emplace(gpu->index, rank.rank);
   }
   return any ? std::optional(ranks) : std::nullopt;
 }
@@ -59,8 +58,8 @@ std::optional<double> metric_of(const Metrics& metrics, std::string_view name) {
 
 namespace {
 
-const Json& machine_of(const AgentProfile& agent) {
-  return object_at(agent.header, "machine");
+const Json& machine_of(const MonitorProfile& monitor) {
+  return object_at(monitor.header, "machine");
 }
 
 // Metrics by name, in the order in which they came.
@@ -106,8 +105,8 @@ std::string cgroup_with_limit(const Json& machine, double bytes) {
   return "a cgroup";
 }
 
-std::vector<MemoryRoom> memory_rooms(const AgentProfile& agent, const SystemLine& sample) {
-  const Json& machine = machine_of(agent);
+std::vector<MemoryRoom> memory_rooms(const MonitorProfile& monitor, const SystemLine& sample) {
+  const Json& machine = machine_of(monitor);
   std::vector<MemoryRoom> rooms;
   if (const auto free = metric_of(sample.metrics, "free_memory")) {
     rooms.push_back({*free, number(machine, "total_memory"), false, "its host"});
@@ -118,38 +117,38 @@ std::vector<MemoryRoom> memory_rooms(const AgentProfile& agent, const SystemLine
   return rooms;
 }
 
-std::optional<QuotaFacts> cpu_quota_of(const AgentProfile& agent) {
-  const Json& quota = object_at(machine_of(agent), "cpu_quota");
+std::optional<QuotaFacts> cpu_quota_of(const MonitorProfile& monitor) {
+  const Json& quota = object_at(machine_of(monitor), "cpu_quota");
   if (number(quota, "cpus") <= 0) return std::nullopt;
   QuotaFacts facts{.cpus = number(quota, "cpus"), .whose = describe_cgroup(text(quota, "group"))};
   if (const double period = number(quota, "period_ns"); period > 0) facts.period_s = period / 1e9;
   return facts;
 }
 
-AgentSummary summarize_agent(const RunProfile& run, const AgentProfile& agent) {
+AgentSummary summarize_agent(const RunProfile& run, const MonitorProfile& monitor) {
   MetricValues values;
   std::map<std::int64_t, MetricValues> gpu_values;
   std::map<std::int64_t, GpuLine> gpus;
-  for (const GpuLine& gpu : agent.gpus) gpus[gpu.index] = gpu;
-  for (const SystemLine& sample : agent.samples) {
+  for (const GpuLine& gpu : monitor.gpus) gpus[gpu.index] = gpu;
+  for (const SystemLine& sample : monitor.samples) {
     values.add(sample.metrics);
     for (const auto& [index, metrics] : sample.gpus) gpu_values[index].add(metrics);
   }
   AgentSummary summary;
-  summary.agent = agent.agent;
-  summary.host = agent.host;
-  summary.samples = static_cast<std::int64_t>(agent.samples.size());
-  const Json& units = object_at(agent.header, "units");
+  summary.agent = monitor.agent;
+  summary.host = monitor.host;
+  summary.samples = static_cast<std::int64_t>(monitor.samples.size());
+  const Json& units = object_at(monitor.header, "units");
   summary.metrics = values.summary(units);
   const bool on_gpus = trains_on_gpus(run);
-  const auto ranks = ranks_by_gpu(run, agent);
+  const auto ranks = ranks_by_gpu(run, monitor);
   for (const auto& [index, of_gpu] : gpu_values) {
     const auto known = gpus.find(index);
     const GpuLine gpu = known != gpus.end() ? known->second : GpuLine{};
-    GpuSummary& one = summary.gpus.emplace_back();
-    one = {index, gpu.uuid, gpu.name, gpu.total_memory_bytes, of_gpu.summary(units)};
-    one.is_of_run = on_gpus && (!ranks || ranks->contains(index));
-    if (on_gpus && ranks && ranks->contains(index)) one.rank = ranks->at(index);
+    GpuSummary& added = summary.gpus.emplace_back();
+    added = {index, gpu.uuid, gpu.name, gpu.total_memory_bytes, of_gpu.summary(units)};
+    added.is_of_run = on_gpus && (!ranks || ranks->contains(index));
+    if (on_gpus && ranks && ranks->contains(index)) added.rank = ranks->at(index);
   }
   return summary;
 }

@@ -13,9 +13,9 @@
 
 namespace dtrain::analysis {
 
-// --- the GPUs of a host on which the run's ranks train: the agent samples all GPUs of the host ---
+// --- the GPUs of a host on which the run's ranks train: the monitor samples all GPUs of the host ---
 
-// True if the run trains on GPUs according to its plan; without a plan, true if agents sampled GPUs.
+// True if the run trains on GPUs according to its plan; without a plan, true if monitors sampled GPUs.
 bool trains_on_gpus(const RunProfile& run);
 
 // True if the rank has recorded that it trains on a GPU.
@@ -25,9 +25,9 @@ bool ranks_have_gpus(const RunProfile& run);  // some rank has
 // True if the phases are the times of the ranks' GPUs (profiling.sync_timings).
 bool has_times_of_gpus(const RunProfile& run);
 
-// Returns the rank of each GPU (by NVML's index) that a rank on the agent's host has. Empty: some rank did not record
+// Returns the rank of each GPU (by NVML's index) that a rank on the monitor's host has. Empty: some rank did not record
 // its GPU, so any of the GPUs may be the run's.
-std::optional<std::map<std::int64_t, int>> ranks_by_gpu(const RunProfile& run, const AgentProfile& agent);
+std::optional<std::map<std::int64_t, int>> ranks_by_gpu(const RunProfile& run, const MonitorProfile& monitor);
 
 // The value of a metric in a sample; empty: it was not recorded.
 std::optional<double> metric_of(const Metrics& metrics, std::string_view name);
@@ -42,7 +42,7 @@ struct MemoryRoom {
 };
 // Returns the room in a sample: the machine's memory, and that of the cgroup with the least room. The kernel kills
 // processes if either is full.
-std::vector<MemoryRoom> memory_rooms(const AgentProfile& agent, const SystemLine& sample);
+std::vector<MemoryRoom> memory_rooms(const MonitorProfile& monitor, const SystemLine& sample);
 
 // Returns the name of the cgroup with a limit of so many bytes, from the machine's facts: "the cgroup /docker/1f"; "a
 // cgroup": not known.
@@ -53,8 +53,8 @@ struct QuotaFacts {
   double cpus = 0, period_s = 0.1;
   std::string whose;  // "the cgroup /docker/1f"
 };
-std::optional<QuotaFacts> cpu_quota_of(const AgentProfile& agent);
+std::optional<QuotaFacts> cpu_quota_of(const MonitorProfile& monitor);
 
-AgentSummary summarize_agent(const RunProfile& run, const AgentProfile& agent);
+AgentSummary summarize_agent(const RunProfile& run, const MonitorProfile& monitor);
 
 }  // namespace dtrain::analysis

@@ -148,9 +148,10 @@ void leave_out_what_is_mocked(const RunProfile& run, WhatIf& result) {
   const std::vector<std::string> words = split(text(*mock, "what"), ',');
   const auto mocked = [&](const char* word) { return std::find(words.begin(), words.end(), word) != words.end(); };
   const bool alone = mocked("comm") || mocked("train");
-  std::erase_if(result.changes, [&](const Prediction& one) {
-    const bool of_loading = one.name == "free_loader" || one.name == "loader_alone" || one.name == "loader_workers";
-    return of_loading ? mocked("loader") : alone || one.name == "compute_alone";
+  std::erase_if(result.changes, [&](const Prediction& prediction) {
+    const bool of_loading =
+        prediction.name == "free_loader" || prediction.name == "loader_alone" || prediction.name == "loader_workers";
+    return of_loading ? mocked("loader") : alone || prediction.name == "compute_alone";
   });
   if (alone) result.scaling.clear();
   result.notes.emplace_back("a mock run: of what it leaves out nothing is predicted");
@@ -215,8 +216,8 @@ std::string optimization(const RunProfile& run, const std::string& key) {
 
 double flops_s(const Roofline& roofline, bool of_convolutions) {
   double sum = 0;
-  for (const OperatorLimit& one : roofline.operators) {
-    if (one.flops > 0 && (!of_convolutions || !one.format.empty())) sum += one.seconds;
+  for (const OperatorLimit& operation : roofline.operators) {
+    if (operation.flops > 0 && (!of_convolutions || !operation.format.empty())) sum += operation.seconds;
   }
   return sum;
 }
@@ -332,8 +333,7 @@ WhatIf predict(const Evidence& evidence, const RunProfile& tried) {
           k));
     }
   }
-  std::stable_sort(result.changes.begin(), result.changes.end(),
-                   [](const Prediction& a, const Prediction& b) { return a.gain > b.gain; });
+  std::ranges::stable_sort(result.changes, [](const Prediction& a, const Prediction& b) { return a.gain > b.gain; });
   if (loading) result.changes.push_back(std::move(*loading));  // no change to make, but a limit
   if (!graphs) predict_scaling(evidence, result);
   leave_out_what_is_mocked(evidence.run, result);

@@ -198,8 +198,7 @@ void CurveReader::add_value(CurveKind kind, const std::string& name, std::int64_
   std::vector<CurvePoint>& points = curve.points;
   const CurvePoint added = one_value(batch, seconds, value);
   if (!points.empty() && points.back().finite + points.back().non_finite < curve.stride) {
-    merge(points.back(), added);
-    return;
+    return merge(points.back(), added);
   }
   if (points.size() >= most_) {
     std::size_t kept = 0;

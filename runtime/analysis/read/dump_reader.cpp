@@ -316,7 +316,7 @@ constexpr Kind kKinds[] = {
     {"end", [](const Object& line, DumpHandler& to) { to.end(parse<EndLine>(line)); }},
 };
 
-// Lines that later lines replace: the agent was killed before it had copied the later lines to their place
+// Lines that later lines replace: the monitor was killed before it had copied the later lines to their place
 // (docs/profile-format.md#bounded-dumps).
 struct ReplacedBytes {
   std::int64_t begin = 0, end = 0;

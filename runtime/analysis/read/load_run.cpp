@@ -77,15 +77,15 @@ void warn_about_ranks(RunProfile& run) {
   }
 }
 
-void warn_about_agents(RunProfile& run) {
+void warn_about_monitors(RunProfile& run) {
   std::set<std::string> found;
-  for (const AgentProfile& agent : run.agents) found.insert(agent.agent);
+  for (const MonitorProfile& monitor : run.monitors) found.insert(monitor.agent);
   for (const RankProfile& rank : run.ranks) {
     if (!rank.agent.empty() && found.insert(rank.agent).second) {
       run.warnings.push_back("the dump of agent " + rank.agent + " is missing: no system metrics of its host");
     }
   }
-  // If an agent was restarted, its samples in between are missing; the ranks' records waited in memory.
+  // If a monitor was restarted, its samples in between are missing; the ranks' records waited in memory.
   std::map<std::pair<std::string, std::string>, int> ends;  // by agent and how it ended
   for (const Json& event : run.events) {
     if (text(event, "event") == "agent_ended") ++ends[{text(event, "agent"), text(event, "status")}];
@@ -97,13 +97,6 @@ void warn_about_agents(RunProfile& run) {
                            (count > 1 ? " " + std::to_string(count) + " times" : "") +
                            ": system metrics are missing from then until it was started again");
   }
-}
-
-// Adds to the run's warnings: dumps that are missing, were not ended, or lack records.
-void warn_about_dumps(RunProfile& run) {
-  take_losses(run);
-  warn_about_ranks(run);
-  warn_about_agents(run);
 }
 
 namespace fs = std::filesystem;
@@ -156,17 +149,17 @@ class RankCollector final : public DumpHandler {
   RankProfile& rank_;
 };
 
-class AgentCollector final : public DumpHandler {
+class MonitorCollector final : public DumpHandler {
  public:
-  explicit AgentCollector(AgentProfile& agent) : agent_(agent) {}
-  void header(const Json& json) override { agent_.header = json.is_object() ? json : Json::object(); }
-  void system(const SystemLine& line) override { agent_.samples.push_back(line); }
-  void gpu(const GpuLine& line) override { agent_.gpus.push_back(line); }
-  void lost(std::int64_t count, const std::string&) override { add_to(agent_.lost, count); }
-  void end(const EndLine& line) override { agent_.end = line; }
+  explicit MonitorCollector(MonitorProfile& monitor) : monitor_(monitor) {}
+  void header(const Json& json) override { monitor_.header = json.is_object() ? json : Json::object(); }
+  void system(const SystemLine& line) override { monitor_.samples.push_back(line); }
+  void gpu(const GpuLine& line) override { monitor_.gpus.push_back(line); }
+  void lost(std::int64_t count, const std::string&) override { add_to(monitor_.lost, count); }
+  void end(const EndLine& line) override { monitor_.end = line; }
 
  private:
-  AgentProfile& agent_;
+  MonitorProfile& monitor_;
 };
 
 void warn_about(const fs::path& path, const ReadResult& read, std::vector<std::string>& warnings) {
@@ -232,11 +225,11 @@ void complete(RankProfile& rank) {
 }
 
 void read_dumps(const fs::path& folder, RunProfile& run) {
-  const auto agent_files = agent_dumps(folder);
+  const auto monitor_files = monitor_dumps(folder);
   const auto rank_files = rank_dumps(folder);
   run.ranks.resize(rank_files.size());
-  run.agents.resize(agent_files.size());
-  std::vector<ReadResult> results(rank_files.size() + agent_files.size());
+  run.monitors.resize(monitor_files.size());
+  std::vector<ReadResult> results(rank_files.size() + monitor_files.size());
   std::vector<std::function<void()>> jobs;
   for (std::size_t i = 0; i < rank_files.size(); ++i) {
     run.ranks[i].rank = rank_files[i].first;
@@ -246,22 +239,22 @@ void read_dumps(const fs::path& folder, RunProfile& run) {
       complete(run.ranks[i]);
     });
   }
-  for (std::size_t i = 0; i < agent_files.size(); ++i) {
-    jobs.emplace_back([&run, &results, at = rank_files.size() + i, i, path = agent_files[i].second] {
-      AgentCollector collector(run.agents[i]);
+  for (std::size_t i = 0; i < monitor_files.size(); ++i) {
+    jobs.emplace_back([&run, &results, at = rank_files.size() + i, i, path = monitor_files[i].second] {
+      MonitorCollector collector(run.monitors[i]);
       results[at] = read_dump(path, collector);
     });
   }
   do_all(jobs);
   for (std::size_t i = 0; i < rank_files.size(); ++i) warn_about(rank_files[i].second, results[i], run.warnings);
-  for (std::size_t i = 0; i < agent_files.size(); ++i) {
-    AgentProfile& agent = run.agents[i];
-    agent.agent = text(agent.header, "agent");
-    if (agent.agent.empty()) agent.agent = agent_files[i].first;
-    agent.host = text(agent.header, "host");
-    warn_about(agent_files[i].second, results[rank_files.size() + i], run.warnings);
-    if (agent.lost > 0) {
-      run.warnings.push_back("agent " + agent_files[i].first + ": " + std::to_string(agent.lost) +
+  for (std::size_t i = 0; i < monitor_files.size(); ++i) {
+    MonitorProfile& monitor = run.monitors[i];
+    monitor.agent = text(monitor.header, "agent");
+    if (monitor.agent.empty()) monitor.agent = monitor_files[i].first;
+    monitor.host = text(monitor.header, "host");
+    warn_about(monitor_files[i].second, results[rank_files.size() + i], run.warnings);
+    if (monitor.lost > 0) {
+      run.warnings.push_back("agent " + monitor_files[i].first + ": " + std::to_string(monitor.lost) +
                              " samples could not be written");
     }
   }
@@ -302,7 +295,9 @@ RunProfile load_run(const fs::path& folder) {
     const auto claimed = integer(rank.header, "world_size");
     if (claimed > run.world_size && claimed <= kLargestWorld) run.world_size = static_cast<int>(claimed);
   }
-  warn_about_dumps(run);
+  take_losses(run);
+  warn_about_ranks(run);
+  warn_about_monitors(run);
   return run;
 }
 

@@ -124,7 +124,7 @@ std::vector<std::pair<int, fs::path>> rank_dumps(const fs::path& folder) {
   return found;
 }
 
-std::vector<std::pair<std::string, fs::path>> agent_dumps(const fs::path& folder) {
+std::vector<std::pair<std::string, fs::path>> monitor_dumps(const fs::path& folder) {
   return find_dumps(folder, "agent-");
 }
 

@@ -69,7 +69,7 @@ class FileTail {
 
 // Return the dumps in the folder profile/ of a run so far, ascending; none if the folder does not exist.
 std::vector<std::pair<int, std::filesystem::path>> rank_dumps(const std::filesystem::path& folder);
-std::vector<std::pair<std::string, std::filesystem::path>> agent_dumps(const std::filesystem::path& folder);  // by id
+std::vector<std::pair<std::string, std::filesystem::path>> monitor_dumps(const std::filesystem::path& folder);  // by id
 
 // Reads profile/operators-rank-NNNN.json without trust; ascending by rank. A file that cannot be read adds a line to
 // `warnings`.

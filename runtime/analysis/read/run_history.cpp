@@ -48,10 +48,7 @@ class HistoryReader {
     interrupted_.clear();
     history_.attempts.push_back({.attempt = static_cast<int>(integer(event, "attempt", 1)),
                                  .started_s = time,
-                                 .ended_s = {},
                                  .from_batch = integer(event, "step"),
-                                 .to_batch = {},
-                                 .end = {},
                                  .seen_s = time});
   }
 
@@ -179,25 +176,19 @@ RunHistory read_history(const std::filesystem::path& run_dir) {
 Json to_json(const AttemptAccount& attempt) {
   return {{"attempt", attempt.attempt},
           {"started_s", attempt.started_s},
-          {"ended_s", attempt.ended_s ? Json(*attempt.ended_s) : Json()},
+          {"ended_s", or_null(attempt.ended_s)},
           {"from_batch", attempt.from_batch},
-          {"to_batch", attempt.to_batch ? Json(*attempt.to_batch) : Json()},
+          {"to_batch", or_null(attempt.to_batch)},
           {"end", attempt.end.empty() ? Json() : Json(attempt.end)}};
 }
 
 Json to_json(const CheckpointAccount& checkpoint) {
-  return {{"step", checkpoint.step},
-          {"epoch", checkpoint.epoch},
-          {"time_s", checkpoint.time_s},
-          {"path", checkpoint.path},
-          {"reason", checkpoint.reason},
-          {"bytes", checkpoint.bytes},
-          {"copy_s", checkpoint.copy_s},
-          {"wait_s", checkpoint.wait_s},
-          {"write_s", checkpoint.write_s},
-          {"attempt", checkpoint.attempt},
-          {"metric", checkpoint.metric},
-          {"metric_value", checkpoint.metric_value ? Json(*checkpoint.metric_value) : Json()},
+  return {{"step", checkpoint.step},         {"epoch", checkpoint.epoch},
+          {"time_s", checkpoint.time_s},     {"path", checkpoint.path},
+          {"reason", checkpoint.reason},     {"bytes", checkpoint.bytes},
+          {"copy_s", checkpoint.copy_s},     {"wait_s", checkpoint.wait_s},
+          {"write_s", checkpoint.write_s},   {"attempt", checkpoint.attempt},
+          {"metric", checkpoint.metric},     {"metric_value", or_null(checkpoint.metric_value)},
           {"fate", word_of(checkpoint.fate)}};
 }
 

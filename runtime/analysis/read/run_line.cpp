@@ -55,11 +55,6 @@ Json to_json(const std::optional<CurveValue>& value) {
   return {{"value", number_or_text(value->value)}, {"batch", value->batch}};
 }
 
-template <typename Value>
-Json value_or_null(const std::optional<Value>& value) {
-  return value ? Json(*value) : Json();
-}
-
 }  // namespace
 
 ListedRun read_listed_run(const fs::path& run_dir, std::optional<double> now_s) {
@@ -92,10 +87,10 @@ Json to_json(const RunLine& run) {
           {"name", run.name},
           {"state", run.state.empty() ? Json() : Json(run.state)},
           {"attempts", run.attempts},
-          {"started_s", value_or_null(run.started_s)},
-          {"duration_s", value_or_null(run.duration_s)},
+          {"started_s", or_null(run.started_s)},
+          {"duration_s", or_null(run.duration_s)},
           {"batches", run.batches},
-          {"samples_per_s", value_or_null(run.samples_per_s)},
+          {"samples_per_s", or_null(run.samples_per_s)},
           {"loss", to_json(run.loss)},
           {"metric", run.metric.empty() ? Json() : Json(run.metric)},
           {"smaller_is_better", run.smaller_is_better},
@@ -172,8 +167,9 @@ std::vector<SettingDifference> differences_of(std::span<const Settings> runs) {
     const auto same = [&](const std::string& value) { return value == first; };
     if (!std::all_of(difference.values.begin(), difference.values.end(), same)) result.push_back(std::move(difference));
   }
-  std::stable_partition(result.begin(), result.end(),
-                        [](const SettingDifference& one) { return one.key.find(".rules.") == std::string::npos; });
+  std::stable_partition(result.begin(), result.end(), [](const SettingDifference& difference) {
+    return difference.key.find(".rules.") == std::string::npos;
+  });
   return result;
 }
 

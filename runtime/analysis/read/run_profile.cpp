@@ -95,16 +95,16 @@ std::int64_t RankProfile::phase_ns(profile::Phase phase) const {
 }
 
 const RankProfile* RunProfile::find_rank(int rank) const {
-  const auto found = std::find_if(ranks.begin(), ranks.end(), [&](const auto& one) { return one.rank == rank; });
+  const auto found = std::ranges::find_if(ranks, [&](const auto& profile) { return profile.rank == rank; });
   return found == ranks.end() ? nullptr : &*found;
 }
 
-const AgentProfile* RunProfile::agent_of(const RankProfile& rank) const {
-  for (const AgentProfile& agent : agents) {
-    if (agent.agent == rank.agent) return &agent;
+const MonitorProfile* RunProfile::monitor_of(const RankProfile& rank) const {
+  for (const MonitorProfile& monitor : monitors) {
+    if (monitor.agent == rank.agent) return &monitor;
   }
-  // Dumps that name no agent belong to the only one.
-  return rank.agent.empty() && agents.size() == 1 ? &agents.front() : nullptr;
+  // Dumps that name no agent belong to the only monitor.
+  return rank.agent.empty() && monitors.size() == 1 ? &monitors.front() : nullptr;
 }
 
 std::int64_t RunProfile::to_common_ns(int rank, std::int64_t monotonic_ns) const {
@@ -112,8 +112,7 @@ std::int64_t RunProfile::to_common_ns(int rank, std::int64_t monotonic_ns) const
   if (found == nullptr || found->clocks.empty()) return monotonic_ns;
   if (found->agent == ranks.front().agent) return monotonic_ns;  // one clock: measuring it adds the measurement's error
   const auto& clocks = found->clocks;
-  const auto after =
-      std::find_if(clocks.begin(), clocks.end(), [&](const ClockLine& clock) { return clock.time_ns > monotonic_ns; });
+  const auto after = std::ranges::find_if(clocks, [&](const ClockLine& clock) { return clock.time_ns > monotonic_ns; });
   if (after == clocks.begin()) return monotonic_ns + clocks.front().offset_ns;
   if (after == clocks.end()) return monotonic_ns + clocks.back().offset_ns;
   const ClockLine& before = *std::prev(after);

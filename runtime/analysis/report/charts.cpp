@@ -96,8 +96,8 @@ Input::Input(const RunProfile& profile, const Analysis& known) : run(profile), a
   for (const RankProfile& rank : run.ranks) end_s_ = std::max(end_s_, seconds(rank, last_ns(rank)));
 
   std::set<int> chosen;
-  for (const Straggler& one : analysis.stragglers.ranks) {
-    if (chosen.size() < kMostRanks / 2) chosen.insert(one.rank);
+  for (const Straggler& straggler : analysis.stragglers.ranks) {
+    if (chosen.size() < kMostRanks / 2) chosen.insert(straggler.rank);
   }
   for (const RankProfile& rank : run.ranks) {
     if (run.ranks.size() > kMostRanks && chosen.size() >= kMostRanks) break;
@@ -113,9 +113,9 @@ double Input::seconds(const RankProfile& rank, std::int64_t monotonic_ns) const 
 }
 
 // A host has one clock, so the offset of any of its ranks applies.
-double Input::seconds(const AgentProfile& agent, std::int64_t monotonic_ns) const {
+double Input::seconds(const MonitorProfile& monitor, std::int64_t monotonic_ns) const {
   for (const RankProfile& rank : run.ranks) {
-    if (rank.agent == agent.agent) return seconds(rank, monotonic_ns);
+    if (rank.agent == monitor.agent) return seconds(rank, monotonic_ns);
   }
   return static_cast<double>(monotonic_ns - zero_ns_) / 1e9;
 }
@@ -189,11 +189,11 @@ std::vector<Point> thin(std::vector<Point> points, std::size_t most) {
 
 Json line_set(const std::string& name, const std::vector<Point>& points, bool band) {
   std::vector<double> x, y, low, high;
-  for (const Point& one : points) {
-    x.push_back(one.x);
-    y.push_back(one.y);
-    low.push_back(one.low);
-    high.push_back(one.high);
+  for (const Point& point : points) {
+    x.push_back(point.x);
+    y.push_back(point.y);
+    low.push_back(point.low);
+    high.push_back(point.high);
   }
   Json set = {{"name", name}, {"x", rounded(x, 6)}, {"y", rounded(y)}};
   if (band) {
@@ -210,6 +210,13 @@ Json time_series(const Input& input, const std::string& title, const std::string
           {"x", {{"title", "time since the start"}, {"unit", "s"}}},
           {"y", {{"title", title}, {"unit", unit}}},
           {"sets", Json::array()}};
+}
+
+Json shares_chart(const Json& labels, const char* name, const Json& values, const Json& colors, const char* unit) {
+  return {{"kind", "shares"},
+          {"labels", labels},
+          {"y", {{"unit", unit}}},
+          {"sets", {{{"name", name}, {"y", values}, {"colors", colors}}}}};
 }
 
 Json few_lines(Json spec, std::vector<Point> all, const std::string& what) {

@@ -32,7 +32,7 @@ class Input {
 
   // Seconds since the first rank's process started, on rank 0's clock.
   double seconds(const RankProfile& rank, std::int64_t monotonic_ns) const;
-  double seconds(const AgentProfile& agent, std::int64_t monotonic_ns) const;
+  double seconds(const MonitorProfile& monitor, std::int64_t monotonic_ns) const;
   double end_s() const { return end_s_; }  // of the last thing recorded
 
   // Returns the ranks that are drawn one by one, ascending: all, or if they are too many those for which others waited
@@ -63,9 +63,8 @@ std::int64_t group_ns(const profile::PhaseTimes& times, const PhaseGroup& group)
 double rounded(double value, int digits = 4);
 Json rounded(const std::vector<double>& values, int digits = 4);
 
-// Returns the display name of an agent's host.
-inline std::string host_name(const AgentProfile& agent) {
-  return agent.host.empty() ? agent.agent : agent.host;
+inline std::string host_name(const MonitorProfile& monitor) {
+  return monitor.host.empty() ? monitor.agent : monitor.host;
 }
 
 // The charts of the report: values over time and distributions in as few numbers as a chart can show. Any thread may
@@ -87,6 +86,8 @@ Json line_set(const std::string& name, const std::vector<Point>& points, bool ba
 
 // Returns the spec of a chart over time, still without lines. All such charts share one time axis and zoom together.
 Json time_series(const Input& input, const std::string& title, const std::string& unit);
+// Returns the spec of a ring: a share of the whole for each label.
+Json shares_chart(const Json& labels, const char* name, const Json& values, const Json& colors, const char* unit = "s");
 // Returns the chart. If it has many lines, a line with a band represents all of them, and choosing a rank shows its
 // line. `all`: the points of all lines; `what`: the plural of their subjects, "ranks". Null: there is no line.
 Json few_lines(Json spec, std::vector<Point> all, const std::string& what);
@@ -126,9 +127,9 @@ Json step_series(const Input& input, const ShownDurations& shown);
 // Returns the histogram of each host, and (if chosen) of each drawn rank; null: there is no step.
 Json step_histogram(const Input& input);
 
-// --- samples of agents: a line for each host, GPU or rank (curve_charts.cpp) ---
+// --- samples of monitors: a line for each host, GPU or rank (curve_charts.cpp) ---
 
-// Metrics by name, each with its label; null: no agent has any of them.
+// Metrics by name, each with its label; null: no monitor has any of them.
 struct MetricLine {
   const char* metric;
   const char* words;

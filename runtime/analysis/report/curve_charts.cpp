@@ -1,4 +1,4 @@
-// The charts of learning curves, and of the agents' samples over time.
+// The charts of learning curves, and of the monitors' samples over time.
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -166,10 +166,10 @@ const double* find(const Metrics& metrics, const std::string& name) {
   return found == metrics.end() ? nullptr : &found->second;
 }
 
-// Returns a rank of the agent's host, because choosing a rank shows its host's line.
-int first_rank_of(const Input& input, const AgentProfile& agent) {
+// Returns a rank of the monitor's host, because choosing a rank shows its host's line.
+int first_rank_of(const Input& input, const MonitorProfile& monitor) {
   for (const RankProfile* rank : input.drawn()) {
-    if (rank->agent == agent.agent) return rank->rank;
+    if (rank->agent == monitor.agent) return rank->rank;
   }
   return -1;
 }
@@ -231,22 +231,22 @@ Cell value_cell(const std::optional<CurveValue>& value) {
 Json host_series(const Input& input, const std::vector<MetricLine>& metrics, const std::string& title,
                  const std::string& unit) {
   Json spec = time_series(input, title, unit);
-  const std::vector<AgentProfile>& agents = input.run.agents;
-  const std::size_t columns = Input::columns(agents.size() * metrics.size() * 2, kMostPoints);
+  const std::vector<MonitorProfile>& monitors = input.run.monitors;
+  const std::size_t columns = Input::columns(monitors.size() * metrics.size() * 2, kMostPoints);
   std::vector<Point> all;
-  for (std::size_t i = 0; i < std::min(agents.size(), kMostRanks); ++i) {
+  for (std::size_t i = 0; i < std::min(monitors.size(), kMostRanks); ++i) {
     for (const MetricLine& metric : metrics) {
       std::vector<Point> points;
-      for (const SystemLine& sample : agents[i].samples) {
+      for (const SystemLine& sample : monitors[i].samples) {
         const double* value = find(sample.metrics, metric.metric);
-        if (value) points.push_back(point(input.seconds(agents[i], sample.time_ns), *value));
+        if (value) points.push_back(point(input.seconds(monitors[i], sample.time_ns), *value));
       }
       if (points.empty()) continue;
       points = thin(std::move(points), columns);
       all.insert(all.end(), points.begin(), points.end());
-      const std::string name = agents.size() == 1 ? metric.words : host_name(agents[i]) + ": " + metric.words;
+      const std::string name = monitors.size() == 1 ? metric.words : host_name(monitors[i]) + ": " + metric.words;
       Json set = line_set(name, points, false);
-      if (const int rank = first_rank_of(input, agents[i]); rank >= 0) set["rank"] = rank;
+      if (const int rank = first_rank_of(input, monitors[i]); rank >= 0) set["rank"] = rank;
       spec["sets"].push_back(std::move(set));
     }
   }
@@ -257,29 +257,29 @@ Json gpu_series(const Input& input, const std::string& metric, const std::string
                 bool of_total) {
   Json spec = time_series(input, title, unit);
   std::size_t count = 0;
-  for (const AgentProfile& agent : input.run.agents) count += agent.gpus.size();
+  for (const MonitorProfile& monitor : input.run.monitors) count += monitor.gpus.size();
   const std::size_t columns = Input::columns(count * 2, kMostPoints);
   std::vector<Point> all;
-  for (const AgentProfile& agent : input.run.agents) {
+  for (const MonitorProfile& monitor : input.run.monitors) {
     std::map<std::int64_t, std::vector<Point>> gpus;
-    const auto ranks = ranks_by_gpu(input.run, agent);
+    const auto ranks = ranks_by_gpu(input.run, monitor);
     std::map<std::int64_t, double> totals;
-    for (const GpuLine& gpu : agent.gpus) totals[gpu.index] = static_cast<double>(gpu.total_memory_bytes);
-    for (const SystemLine& sample : agent.samples) {
+    for (const GpuLine& gpu : monitor.gpus) totals[gpu.index] = static_cast<double>(gpu.total_memory_bytes);
+    for (const SystemLine& sample : monitor.samples) {
       for (const auto& [index, values] : sample.gpus) {
         const double* value = find(values, metric);
         if (ranks && !ranks->contains(index)) continue;
         if (!value || (of_total && totals[index] <= 0)) continue;
         const double shown = of_total ? 100 * (1 - *value / totals[index]) : *value;
-        gpus[index].push_back(point(input.seconds(agent, sample.time_ns), shown));
+        gpus[index].push_back(point(input.seconds(monitor, sample.time_ns), shown));
       }
     }
     for (auto& [index, points] : gpus) {
       if (spec["sets"].size() >= kMostRanks) break;
       points = thin(std::move(points), columns);
       all.insert(all.end(), points.begin(), points.end());
-      Json set = line_set(host_name(agent) + " GPU " + std::to_string(index), points, false);
-      const int rank = ranks ? ranks->at(index) : first_rank_of(input, agent);
+      Json set = line_set(host_name(monitor) + " GPU " + std::to_string(index), points, false);
+      const int rank = ranks ? ranks->at(index) : first_rank_of(input, monitor);
       if (rank >= 0) set["rank"] = rank;
       spec["sets"].push_back(std::move(set));
     }
@@ -294,11 +294,11 @@ Json gpu_histogram(const Input& input) {
                {"x", {{"title", "utilization"}, {"unit", "percent"}}},
                {"y", {{"title", "share of the samples"}, {"unit", "share"}}},
                {"sets", Json::array()}};
-  for (const AgentProfile& agent : input.run.agents) {
+  for (const MonitorProfile& monitor : input.run.monitors) {
     std::map<std::int64_t, Histogram> gpus;
     std::map<std::int64_t, std::int64_t> samples;
-    const auto ranks = ranks_by_gpu(input.run, agent);
-    for (const SystemLine& sample : agent.samples) {
+    const auto ranks = ranks_by_gpu(input.run, monitor);
+    for (const SystemLine& sample : monitor.samples) {
       for (const auto& [index, values] : sample.gpus) {
         const double* value = find(values, "gpu_util");
         if (!value || (ranks && !ranks->contains(index))) continue;
@@ -312,7 +312,7 @@ Json gpu_histogram(const Input& input) {
       for (const std::int64_t bin : histogram.counts()) {
         shares.push_back(static_cast<double>(bin) / static_cast<double>(samples[index]));
       }
-      spec["sets"].push_back({{"name", host_name(agent) + " GPU " + std::to_string(index)}, {"y", rounded(shares)}});
+      spec["sets"].push_back({{"name", host_name(monitor) + " GPU " + std::to_string(index)}, {"y", rounded(shares)}});
     }
   }
   if (spec["sets"].empty()) return nullptr;
@@ -335,11 +335,11 @@ Json rank_memory_series(const Input& input) {
     for (const MemoryLine& line : rank.memory) {
       points.push_back(point(input.seconds(rank, line.time_ns), static_cast<double>(line.resident_bytes)));
     }
-    const AgentProfile* agent = points.empty() ? input.run.agent_of(rank) : nullptr;
-    for (std::size_t i = 0; agent && i < agent->samples.size(); ++i) {
-      for (const ProcessLine& process : agent->samples[i].processes) {
+    const MonitorProfile* monitor = points.empty() ? input.run.monitor_of(rank) : nullptr;
+    for (std::size_t i = 0; monitor && i < monitor->samples.size(); ++i) {
+      for (const ProcessLine& process : monitor->samples[i].processes) {
         if (process.rank != rank.rank) continue;
-        points.push_back(point(input.seconds(*agent, agent->samples[i].time_ns), process.resident_bytes));
+        points.push_back(point(input.seconds(*monitor, monitor->samples[i].time_ns), process.resident_bytes));
       }
     }
     return points;

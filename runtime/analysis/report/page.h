@@ -2,6 +2,7 @@
 // that the script draws. One thread at a time.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -9,6 +10,8 @@
 #include <vector>
 
 #include "dtrain/base/json.h"
+#include "dtrain/base/text.h"
+#include "read/text.h"
 
 namespace dtrain::analysis::report {
 
@@ -28,6 +31,14 @@ struct Cell {
   Cell(std::string shown, double sorted_by) : text(std::move(shown)), value(sorted_by) {}
   // Makes a cell with a bar behind the text, `share` of the cell wide (0 to 1).
   Cell(std::string shown, double sorted_by, double share) : Cell(std::move(shown), sorted_by) { bar = share; }
+  // Make cells that are sorted by the value that they show; `share` with a bar.
+  static Cell seconds(double value) { return {seconds_text(value), value}; }
+  static Cell count(std::int64_t value) { return {count_text(value), static_cast<double>(value)}; }
+  static Cell bytes(double value) { return {format_bytes(value), value}; }
+  static Cell rate(double value) { return {format_rate(value), value}; }
+  static Cell percent(double value) { return {format_percent(value), value}; }
+  static Cell share(double value) { return {format_percent(value), value, value}; }
+  static Cell rank(int value) { return {"rank " + std::to_string(value), static_cast<double>(value)}; }
   Cell& colored(std::string name) {  // one of the palette's names (report.css)
     color = std::move(name);
     return *this;
@@ -79,7 +90,7 @@ class Page {
   // Writes pairs of a name and its value, side by side.
   void facts(const std::vector<std::pair<std::string, std::string>>& pairs);
   // Writes what is missing, why, and how to get it.
-  void absent(const std::string& what, const std::string& why, const std::string& how);
+  void absent(const std::string& what, const std::string& why, const std::string& how = {});
   void table(const Table& table);  // writes nothing if the table has no row
   void chart(Chart chart);         // nothing where its spec is null
   // Charts and tables up to end_columns() stand side by side if there is room.

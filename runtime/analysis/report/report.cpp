@@ -114,9 +114,8 @@ void write_runs(Page& page, const std::vector<ComparedRun>& runs) {
     table.row({run.name, line.state.empty() ? "-" : line.state, line.metric.empty() ? "-" : line.metric,
                value_cell(line.best_metric), last(line.last_metric), last(line.loss),
                number_cell(line.samples_per_s, format_rate(line.samples_per_s.value_or(0))),
-               number_cell(line.duration_s, seconds_text(line.duration_s.value_or(0))),
-               Cell(count_text(line.batches), static_cast<double>(line.batches)),
-               Cell(count_text(line.attempts), static_cast<double>(line.attempts))});
+               number_cell(line.duration_s, seconds_text(line.duration_s.value_or(0))), Cell::count(line.batches),
+               Cell::count(line.attempts)});
   }
   page.table(table);
 }
@@ -130,8 +129,7 @@ void write_curves(Page& page, const std::vector<ComparedRun>& runs) {
     if (run.curves.curves.empty()) without.push_back(run.name);
   }
   if (without.size() == runs.size()) {
-    page.absent("No metrics.", "None of the runs has written training or validation metrics.", "");
-    return;
+    return page.absent("No metrics.", "None of the runs has written training or validation metrics.");
   }
   if (!without.empty()) page.paragraph("No metrics have been written by " + join_with_and(without) + ".");
   page.paragraph(
@@ -151,14 +149,11 @@ void write_differences(Page& page, const std::vector<ComparedRun>& runs) {
     columns.push_back({run.name});
   }
   const std::vector<SettingDifference> differences = differences_of(settings);
-  if (differences.empty()) {
-    page.paragraph("The experiments of these runs have the same settings.");
-    return;
-  }
+  if (differences.empty()) return page.paragraph("The experiments of these runs have the same settings.");
   Table table("Keys of the experiments that differ; -: the run does not have it", std::move(columns));
-  for (const SettingDifference& one : differences) {
-    std::vector<Cell> row = {one.key};
-    for (const std::string& value : one.values) row.emplace_back(shortened_setting(value));
+  for (const SettingDifference& difference : differences) {
+    std::vector<Cell> row = {difference.key};
+    for (const std::string& value : difference.values) row.emplace_back(shortened_setting(value));
     table.row(row);
   }
   page.table(table);

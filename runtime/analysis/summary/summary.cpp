@@ -133,8 +133,8 @@ double peak_memory(const RunProfile& run, const RankProfile& rank) {
   for (const MemoryLine& line : rank.memory) {
     peak = std::max(peak, static_cast<double>(std::max(line.resident_bytes, line.peak_bytes)));
   }
-  for (const AgentProfile& agent : run.agents) {
-    for (const SystemLine& sample : agent.samples) {
+  for (const MonitorProfile& monitor : run.monitors) {
+    for (const SystemLine& sample : monitor.samples) {
       for (const ProcessLine& process : sample.processes) {
         if (process.rank == rank.rank) peak = std::max(peak, process.resident_bytes);
       }
@@ -249,8 +249,7 @@ void add_scopes(const RunProfile& run, double loop_s, RunSummary& summary) {
       const double seconds = to_seconds(sums.phases[i]) / static_cast<double>(run.ranks.size());
       if (seconds > 0) row.phases.emplace_back(name_of(static_cast<Phase>(i)), seconds);
     }
-    std::stable_sort(row.phases.begin(), row.phases.end(),
-                     [](const auto& a, const auto& b) { return a.second > b.second; });
+    std::ranges::stable_sort(row.phases, [](const auto& a, const auto& b) { return a.second > b.second; });
     summary.scopes.push_back(std::move(row));
   }
   // A scope comes directly before the scopes within it: '-' and '.' are less than '/'.
@@ -300,6 +299,11 @@ void add_exposed(const Evidence& evidence, RunSummary& summary) {
 
 }  // namespace
 
+const RankSummary* RunSummary::find_rank(int rank) const {
+  const auto found = std::find_if(ranks.begin(), ranks.end(), [&](const auto& known) { return known.rank == rank; });
+  return found == ranks.end() ? nullptr : &*found;
+}
+
 RunSummary summarize(const Evidence& evidence) {
   const RunProfile& run = evidence.run;
   RunSummary summary;
@@ -319,7 +323,7 @@ RunSummary summarize(const Evidence& evidence) {
     summary.ranks[i].waited_for_steps = evidence.waits.ranks[i].steps;
     summary.ranks[i].waited_for_s = evidence.waits.ranks[i].seconds;
   }
-  for (const AgentProfile& agent : run.agents) summary.agents.push_back(summarize_agent(run, agent));
+  for (const MonitorProfile& monitor : run.monitors) summary.agents.push_back(summarize_agent(run, monitor));
   return summary;
 }
 

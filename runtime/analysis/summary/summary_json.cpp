@@ -152,7 +152,7 @@ Json to_json(const RunSummary& s) {
   json["attempts"] = Json::array();
   for (const AttemptAccount& attempt : s.history.attempts) json["attempts"].push_back(to_json(attempt));
   json["checkpoints"] = Json::array();
-  for (const CheckpointAccount& one : s.history.checkpoints) json["checkpoints"].push_back(to_json(one));
+  for (const CheckpointAccount& checkpoint : s.history.checkpoints) json["checkpoints"].push_back(to_json(checkpoint));
   json["save_troubles"] = Json::array();
   for (const SaveTrouble& trouble : s.history.troubles) json["save_troubles"].push_back(to_json(trouble));
   json["phases"] = Json::object();

@@ -151,18 +151,18 @@ void write_communication(TextWriter& out, const RunSummary& s) {
 // Writes the number of damaged samples that loaders have replaced, if there are any.
 void write_skipped(TextWriter& out, const RunSummary& s) {
   std::int64_t skipped = 0, most = 0;
-  int rank = 0;
-  for (const RankSummary& one : s.ranks) {
-    skipped += one.loader_usage.skipped;
-    if (one.loader_usage.skipped <= most) continue;
-    most = one.loader_usage.skipped;
-    rank = one.rank;
+  int worst = 0;
+  for (const RankSummary& rank : s.ranks) {
+    skipped += rank.loader_usage.skipped;
+    if (rank.loader_usage.skipped <= most) continue;
+    most = rank.loader_usage.skipped;
+    worst = rank.rank;
   }
   if (skipped == 0) return;
   out.paragraph(
       fmt::format("{} left out and replaced by neighbours (data.on_error: skip), most of them by rank {}: {}. "
                   "The ranks' logs name the first ones.",
-                  count_text(skipped, "damaged sample"), rank, count_text(most)));
+                  count_text(skipped, "damaged sample"), worst, count_text(most)));
 }
 
 void write_history(TextWriter& out, const RunSummary& s) {
@@ -183,10 +183,10 @@ void write_history(TextWriter& out, const RunSummary& s) {
   out.line("  {:>10}  {:<12}{:<10}{:>12}{:>12}{:>12}{:>12}", "batch", "reason", "", "size", "copied in", "waited",
            "written in");
   const auto first = history.checkpoints.size() - std::min(history.checkpoints.size(), kCheckpointsShown);
-  for (const CheckpointAccount& one : std::span(history.checkpoints).subspan(first)) {
-    out.line("  {:>10}  {:<12}{:<10}{:>12}{:>12}{:>12}{:>12}", count_text(one.step), one.reason, word_of(one.fate),
-             format_bytes(static_cast<double>(one.bytes)), seconds_text(one.copy_s), seconds_text(one.wait_s),
-             seconds_text(one.write_s));
+  for (const CheckpointAccount& checkpoint : std::span(history.checkpoints).subspan(first)) {
+    out.line("  {:>10}  {:<12}{:<10}{:>12}{:>12}{:>12}{:>12}", count_text(checkpoint.step), checkpoint.reason,
+             word_of(checkpoint.fate), format_bytes(static_cast<double>(checkpoint.bytes)),
+             seconds_text(checkpoint.copy_s), seconds_text(checkpoint.wait_s), seconds_text(checkpoint.write_s));
   }
 }
 

@@ -41,7 +41,7 @@ namespace {
 std::string saving_text(const RunSummary& summary) {
   const RunHistory& history = summary.history;
   const auto phase = std::find_if(summary.phases.begin(), summary.phases.end(),
-                                  [](const PhaseSummary& one) { return one.name == "checkpoint"; });
+                                  [](const PhaseSummary& phase) { return phase.name == "checkpoint"; });
   if (phase == summary.phases.end() || phase->seconds <= 0) {
     return fmt::format(
         "copying held training up for {} in all{}", seconds_text(history.copy_s()),
@@ -49,8 +49,9 @@ std::string saving_text(const RunSummary& summary) {
   }
   // A profile covers one attempt.
   RunHistory covered;
-  for (const CheckpointAccount& one : history.checkpoints) {
-    if (history.attempts.empty() || one.attempt == history.attempts.back().attempt) covered.checkpoints.push_back(one);
+  for (const CheckpointAccount& checkpoint : history.checkpoints) {
+    if (history.attempts.empty() || checkpoint.attempt == history.attempts.back().attempt)
+      covered.checkpoints.push_back(checkpoint);
   }
   const std::string attempt = attempt_name(summary);
   std::string text = fmt::format("{}saving held training up for {} in all",
@@ -69,7 +70,7 @@ std::string checkpoints_text(const RunSummary& summary) {
   if (checkpoints.empty()) return "no checkpoint was saved";
   const CheckpointAccount& last = checkpoints.back();
   const auto kept = std::count_if(checkpoints.begin(), checkpoints.end(),
-                                  [](const auto& one) { return one.fate == CheckpointFate::kKept; });
+                                  [](const auto& checkpoint) { return checkpoint.fate == CheckpointFate::kKept; });
   const std::string which =
       fmt::format("of batch {} and {}", count_text(last.step), format_bytes(static_cast<double>(last.bytes)));
   if (checkpoints.size() == 1) return fmt::format("1 checkpoint was saved, {}; {}", which, saving_text(summary));
@@ -123,7 +124,8 @@ std::string exposed_text(const RunSummary& summary) {
 
 std::string collectives_text(const RunSummary& summary) {
   double buckets_s = 0, others_s = 0;
-  for (const CollectiveSummary& one : summary.collectives) (one.bucket < 0 ? others_s : buckets_s) += one.exposed_s;
+  for (const CollectiveSummary& collective : summary.collectives)
+    (collective.bucket < 0 ? others_s : buckets_s) += collective.exposed_s;
   if (summary.collectives.empty()) return {};
   return fmt::format(
       "the training waited {} for buckets and {} for other operations (barriers, small all-reduces); the wait for the "

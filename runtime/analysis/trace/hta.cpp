@@ -126,10 +126,7 @@ bool write_rank(TraceReader& reader, HtaWriter& writer) {
   reader.each([&](const RawEvent& event) {
     const std::string_view category = unquoted(event.category);
     if (category == "step") return;
-    if (category != "phase" && category != "collective") {
-      writer.pass_on(event);
-      return;
-    }
+    if (category != "phase" && category != "collective") return writer.pass_on(event);
     if (has_kernels) return;
     const double start_us = writer.to_us(event.ts_us());
     if (category == "phase") {

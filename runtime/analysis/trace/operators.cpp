@@ -3,179 +3,41 @@
 #include "dtrain/analysis/operators.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <map>
 #include <set>
 #include <unordered_map>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "read/json_fields.h"
 #include "trace/trace_reader.h"
 
 namespace dtrain::analysis {
 namespace {
 
-// Names of operators; a '*' at the end stands for any rest.
-constexpr std::array kContractions = {"mm",
-                                      "addmm*",
-                                      "bmm",
-                                      "baddbmm",
-                                      "addbmm",
-                                      "matmul*",
-                                      "linear*",
-                                      "conv*",
-                                      "mv",
-                                      "addmv",
-                                      "dot",
-                                      "vdot",
-                                      "inner",
-                                      "einsum",
-                                      "tensordot",
-                                      "ger",
-                                      "addr",
-                                      "bilinear*",
-                                      "slowconv*",
-                                      "thnnconv*",
-                                      "mkldnnconv*",
-                                      "mkldnnlinear*",
-                                      "cudnnconv*",
-                                      "mkldnnrnn*",
-                                      "lstm*",
-                                      "gru*",
-                                      "rnn*",
-                                      "scaleddotproduct*",
-                                      "flashattention*",
-                                      "efficientattention*",
-                                      "intmm",
-                                      "scaledmm",
-                                      "nativemultiheadattention*",
-                                      "transformbiasrescaleqkv"};
-constexpr std::array kNormalisations = {"softmax*",
-                                        "logsoftmax*",
-                                        "layernorm*",
-                                        "nativelayernorm*",
-                                        "batchnorm*",
-                                        "nativebatchnorm*",
-                                        "mkldnnbatchnorm*",
-                                        "cudnnbatchnorm*",
-                                        "groupnorm*",
-                                        "nativegroupnorm*",
-                                        "instancenorm*",
-                                        "rmsnorm*",
-                                        "fusedrmsnorm*",
-                                        "localresponsenorm*",
-                                        "norm",
-                                        "linalgvectornorm*",
-                                        "linalgnorm*",
-                                        "normalize",
-                                        "foreachnorm",
-                                        "sum",
-                                        "nansum",
-                                        "mean",
-                                        "var*",
-                                        "std*",
-                                        "logsumexp",
-                                        "prod",
-                                        "amax",
-                                        "amin",
-                                        "max",
-                                        "min",
-                                        "argmax",
-                                        "argmin",
-                                        "any",
-                                        "all",
-                                        "cumsum",
-                                        "nllloss*",
-                                        "crossentropyloss*",
-                                        "mseloss*",
-                                        "l1loss*",
-                                        "smoothl1loss*",
-                                        "huberloss*",
-                                        "binarycrossentropy*",
-                                        "kldiv*",
-                                        "countnonzero"};
-constexpr std::array kElementWise = {"add",
-                                     "sub",
-                                     "rsub",
-                                     "mul",
-                                     "div",
-                                     "truedivide",
-                                     "neg",
-                                     "abs",
-                                     "exp",
-                                     "expm1",
-                                     "log",
-                                     "log1p",
-                                     "log2",
-                                     "sqrt",
-                                     "rsqrt",
-                                     "pow",
-                                     "square",
-                                     "reciprocal",
-                                     "clamp*",
-                                     "relu",
-                                     "relu6",
-                                     "leakyrelu*",
-                                     "elu*",
-                                     "celu*",
-                                     "selu*",
-                                     "gelu*",
-                                     "silu*",
-                                     "mish*",
-                                     "sigmoid*",
-                                     "logsigmoid*",
-                                     "tanh*",
-                                     "sin",
-                                     "cos",
-                                     "softplus*",
-                                     "hardtanh*",
-                                     "hardswish*",
-                                     "hardsigmoid*",
-                                     "threshold*",
-                                     "dropout*",
-                                     "nativedropout*",
-                                     "alphadropout*",
-                                     "bernoulli",
-                                     "where",
-                                     "lerp",
-                                     "addcmul",
-                                     "addcdiv",
-                                     "maximum",
-                                     "minimum",
-                                     "eq",
-                                     "ne",
-                                     "lt",
-                                     "le",
-                                     "gt",
-                                     "ge",
-                                     "logicaland",
-                                     "logicalor",
-                                     "logicalnot",
-                                     "bitwise*",
-                                     "sign",
-                                     "floor",
-                                     "ceil",
-                                     "round",
-                                     "erf",
-                                     "prelu*",
-                                     "glu*",
-                                     "fusedadam*",
-                                     "fusedsgd*",
-                                     "fusedadagrad*",
-                                     "foreachadd*",
-                                     "foreachmul*",
-                                     "foreachdiv*",
-                                     "foreachsqrt*",
-                                     "foreachaddcmul*",
-                                     "foreachaddcdiv*",
-                                     "foreachlerp*",
-                                     "amp*"};
+// Names of operators, divided by spaces; a '*' at the end stands for any rest.
+constexpr std::string_view kContractions =
+    "mm addmm* bmm baddbmm addbmm matmul* linear* conv* mv addmv dot vdot inner einsum tensordot ger addr bilinear* "
+    "slowconv* thnnconv* mkldnnconv* mkldnnlinear* cudnnconv* mkldnnrnn* lstm* gru* rnn* scaleddotproduct* "
+    "flashattention* efficientattention* intmm scaledmm nativemultiheadattention* transformbiasrescaleqkv";
+constexpr std::string_view kNormalisations =
+    "softmax* logsoftmax* layernorm* nativelayernorm* batchnorm* nativebatchnorm* mkldnnbatchnorm* cudnnbatchnorm* "
+    "groupnorm* nativegroupnorm* instancenorm* rmsnorm* fusedrmsnorm* localresponsenorm* norm linalgvectornorm* "
+    "linalgnorm* normalize foreachnorm sum nansum mean var* std* logsumexp prod amax amin max min argmax argmin any "
+    "all cumsum nllloss* crossentropyloss* mseloss* l1loss* smoothl1loss* huberloss* binarycrossentropy* kldiv* "
+    "countnonzero";
+constexpr std::string_view kElementWise =
+    "add sub rsub mul div truedivide neg abs exp expm1 log log1p log2 sqrt rsqrt pow square reciprocal clamp* relu "
+    "relu6 leakyrelu* elu* celu* selu* gelu* silu* mish* sigmoid* logsigmoid* tanh* sin cos softplus* hardtanh* "
+    "hardswish* hardsigmoid* threshold* dropout* nativedropout* alphadropout* bernoulli where lerp addcmul addcdiv "
+    "maximum minimum eq ne lt le gt ge logicaland logicalor logicalnot bitwise* sign floor ceil round erf prelu* "
+    "glu* fusedadam* fusedsgd* fusedadagrad* foreachadd* foreachmul* foreachdiv* foreachsqrt* foreachaddcmul* "
+    "foreachaddcdiv* foreachlerp* amp*";
 // Parts of the names of GPU kernels, tried in this order.
-constexpr std::array kContractionKernels = {"gemm", "gemv",  "conv",  "xmma", "cutlass",
-                                            "fmha", "flash", "wgrad", "dgrad"};
-constexpr std::array kNormalisationKernels = {"softmax", "norm", "reduce", "bnfw", "bnbw", "nllloss"};
-constexpr std::array kElementWiseKernels = {"elementwise", "vectorized", "multitensorapply", "dropout", "relu"};
+constexpr std::string_view kContractionKernels = "gemm gemv conv xmma cutlass fmha flash wgrad dgrad";
+constexpr std::string_view kNormalisationKernels = "softmax norm reduce bnfw bnbw nllloss";
+constexpr std::string_view kElementWiseKernels = "elementwise vectorized multitensorapply dropout relu";
 
 std::string plain(std::string_view name) {
   for (const std::string_view prefix : {"aten::", "torch::autograd::", "mkldnn::", "prims::"}) {
@@ -191,19 +53,16 @@ std::string plain(std::string_view name) {
   return text;
 }
 
-template <std::size_t N>
-bool among(const std::array<const char*, N>& names, std::string_view text) {
-  return std::any_of(names.begin(), names.end(), [&](std::string_view name) {
-    if (!name.ends_with('*')) return text == name;
-    name.remove_suffix(1);
-    return text.starts_with(name);
+bool among(std::string_view names, std::string_view text) {
+  const std::vector<std::string> all = split(names, ' ');
+  return std::any_of(all.begin(), all.end(), [&](std::string_view name) {
+    return name.ends_with('*') ? text.starts_with(name.substr(0, name.size() - 1)) : text == name;
   });
 }
 
-template <std::size_t N>
-bool mentioned(const std::array<const char*, N>& words, std::string_view text) {
-  return std::any_of(words.begin(), words.end(),
-                     [&](const char* word) { return text.find(word) != std::string_view::npos; });
+bool mentioned(std::string_view words, std::string_view text) {
+  const std::vector<std::string> all = split(words, ' ');
+  return std::ranges::any_of(all, [&](const std::string& word) { return text.find(word) != std::string_view::npos; });
 }
 
 struct Span {
@@ -225,36 +84,35 @@ class Device {
     return found->second;
   }
   OperatorTotals& at(std::size_t index) { return totals_[index]; }
-  DeviceOperators result() const;
+  DeviceOperators result() const {
+    DeviceOperators device;
+    for (const auto& [name, index] : indices_) {
+      const OperatorTotals& totals = totals_[index];
+      device.rows.push_back(
+          {name, kind_of_operator(name), totals.calls, totals.self_us / 1e6, totals.total_us / 1e6, 0});
+      device.seconds += totals.self_us / 1e6;
+    }
+    std::sort(device.rows.begin(), device.rows.end(), [](const OperatorRow& a, const OperatorRow& b) {
+      return a.self_s != b.self_s ? a.self_s > b.self_s : a.name < b.name;
+    });
+    for (const OperatorKind kind : kOperatorKinds) {
+      OperatorKindRow row{kind};
+      for (OperatorRow& op : device.rows) {
+        op.share = device.seconds > 0 ? op.self_s / device.seconds : 0;
+        if (op.kind != kind) continue;
+        row.calls += op.calls;
+        row.seconds += op.self_s;
+      }
+      row.share = device.seconds > 0 ? row.seconds / device.seconds : 0;
+      device.kinds.push_back(row);
+    }
+    return device;
+  }
 
  private:
   std::unordered_map<std::string, std::size_t> indices_;
   std::vector<OperatorTotals> totals_;
 };
-
-DeviceOperators Device::result() const {
-  DeviceOperators device;
-  for (const auto& [name, index] : indices_) {
-    const OperatorTotals& totals = totals_[index];
-    device.rows.push_back({name, kind_of_operator(name), totals.calls, totals.self_us / 1e6, totals.total_us / 1e6, 0});
-    device.seconds += totals.self_us / 1e6;
-  }
-  std::sort(device.rows.begin(), device.rows.end(), [](const OperatorRow& a, const OperatorRow& b) {
-    return a.self_s != b.self_s ? a.self_s > b.self_s : a.name < b.name;
-  });
-  for (const OperatorKind kind : kOperatorKinds) {
-    OperatorKindRow row{kind};
-    for (OperatorRow& op : device.rows) {
-      op.share = device.seconds > 0 ? op.self_s / device.seconds : 0;
-      if (op.kind != kind) continue;
-      row.calls += op.calls;
-      row.seconds += op.self_s;
-    }
-    row.share = device.seconds > 0 ? row.seconds / device.seconds : 0;
-    device.kinds.push_back(row);
-  }
-  return device;
-}
 
 // Charges each span of a thread with its time without the spans inside it.
 void charge(std::vector<Span>& spans, Device& device) {
@@ -345,17 +203,8 @@ Json device_json(const DeviceOperators& device) {
 }  // namespace
 
 std::string_view name_of(OperatorKind kind) {
-  switch (kind) {
-    case OperatorKind::kContraction:
-      return "contraction";
-    case OperatorKind::kNormalisation:
-      return "normalisation";
-    case OperatorKind::kElementWise:
-      return "element-wise";
-    case OperatorKind::kOther:
-      break;
-  }
-  return "other";
+  constexpr std::string_view kNames[] = {"contraction", "normalisation", "element-wise", "other"};
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 OperatorKind kind_of_operator(std::string_view name) {

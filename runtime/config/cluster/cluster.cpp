@@ -72,8 +72,7 @@ void read_agents(Section& root, Cluster& cluster) {
   const Value* value = root.find(key);
   if (!value) return;
   if (value->kind != Value::Kind::kList) {
-    root.report(*value, key, "must be a list of agents, [{id: a, slots: 8}], not " + describe(*value));
-    return;
+    return root.report(*value, key, "must be a list of agents, [{id: a, slots: 8}], not " + describe(*value));
   }
   if (value->items.empty()) root.report(*value, key, "names no agent; leave the key out to use this machine alone");
   for (std::size_t i = 0; i < value->items.size(); ++i) {
@@ -95,9 +94,8 @@ void read_agents(Section& root, Cluster& cluster) {
 bool is_interface(const std::string& text) {
   constexpr std::size_t kLongest = 15;
   return !text.empty() && text.size() <= kLongest && text != "." && text != ".." &&
-         std::none_of(text.begin(), text.end(), [](char c) {
-           return static_cast<unsigned char>(c) <= 0x20 || c == ':' || c == '/' || c == 0x7F;
-         });
+         std::ranges::none_of(
+             text, [](char c) { return static_cast<unsigned char>(c) <= 0x20 || c == ':' || c == '/' || c == 0x7F; });
 }
 
 // "10.0.0.0/8", "fd00::/8"

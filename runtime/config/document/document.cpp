@@ -187,8 +187,7 @@ void apply(const std::string& override_text, Location at, Value& root, Collector
   const std::vector<std::string> keys = split(path, '.');
   const bool has_empty_key = std::any_of(keys.begin(), keys.end(), [](const auto& key) { return key.empty(); });
   if (equals == std::string::npos || has_empty_key) {
-    collector.add(at, "", quote(override_text) + " is not of the form key=value or section.key=value");
-    return;
+    return collector.add(at, "", quote(override_text) + " is not of the form key=value or section.key=value");
   }
   std::optional<Value> value = parse_yaml(override_text.substr(equals + 1), collector, at, path);
   if (!value) return;
@@ -201,8 +200,7 @@ void apply(const std::string& override_text, Location at, Value& root, Collector
       map->at = at;
     }
     if (!map->is_map()) {
-      collector.add(at, path, "cannot be set: '" + section + "' is " + describe(*map) + ", not a mapping");
-      return;
+      return collector.add(at, path, "cannot be set: '" + section + "' is " + describe(*map) + ", not a mapping");
     }
     const bool last = level + 1 == keys.size();
     if (last && std::find(lengths.begin(), lengths.end(), section) != lengths.end()) map->entries.clear();
@@ -212,11 +210,6 @@ void apply(const std::string& override_text, Location at, Value& root, Collector
     if (last) entry.at = at;
   }
   *map = std::move(*value);
-}
-
-// A shell that reads <(command) gives the program a pipe under this name.
-bool is_pipe_of_shell(const std::filesystem::path& file) {
-  return file.string().starts_with("/dev/fd/") || file == "/dev/stdin";
 }
 
 std::string read_pipe(const std::filesystem::path& file) {
@@ -255,7 +248,8 @@ std::optional<Value> parse_yaml(const std::string& text, Collector& collector, s
 }
 
 std::string read_text(const std::filesystem::path& file, const std::string& what, Collector& collector) {
-  const bool is_pipe = is_pipe_of_shell(file);
+  // A shell that reads <(command) gives the program a pipe under this name.
+  const bool is_pipe = file.string().starts_with("/dev/fd/") || file == "/dev/stdin";
   try {
     return is_pipe ? read_pipe(file) : read_file(file, kMaxFileBytes);
   } catch (const SystemError& error) {

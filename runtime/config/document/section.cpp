@@ -76,6 +76,20 @@ void Section::report_missing(const std::string& key, const std::string& what_it_
   collector_.add(at_, path_of(key), message);
 }
 
+const Value* Section::find_at(const std::string& path) {
+  const std::vector<std::string> names = split(path, '.');
+  const Value* value = find(names.front());
+  for (std::size_t i = 1; value && i < names.size(); ++i) {
+    const Entry* entry = value->find(names[i]);
+    value = entry ? &entry->value : nullptr;
+  }
+  return value;
+}
+
+void Section::refuse(const std::string& path, const std::string& message) {
+  if (const Value* value = find_at(path)) report(*value, path, message);
+}
+
 Section Section::section(const std::string& key) {
   const Value* value = find(key);
   return Section(value, path_of(key), value ? value_->find(key)->at : at_, collector_);

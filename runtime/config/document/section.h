@@ -27,6 +27,10 @@ class Section {
   // Reports that a required key is missing, naming a near miss; silent if the section itself was wrong.
   void report_missing(const std::string& key, const std::string& what_it_is);
   void report(const Value& value, const std::string& key, const std::string& message);
+  // Returns the value at a path such as "data.format"; nullptr: the file does not have that key.
+  const Value* find_at(const std::string& path);
+  // Reports the key at the path if it is given.
+  void refuse(const std::string& path, const std::string& message);
 
   Section section(const std::string& key);
   bool boolean(const std::string& key, bool fallback);

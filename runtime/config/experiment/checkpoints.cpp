@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "experiment/conditions.h"
 #include "keys/visitors.h"
 
 namespace dtrain::config {
@@ -90,10 +91,7 @@ class RenameForm : public KeyType {
   void read(Section& section, const Key& key) override {
     const Value* value = section.find(key.name);
     if (!value || value->is_null()) return;
-    if (!value->is_map()) {
-      section.report(*value, key.name, must_be("a mapping of beginnings of names", *value));
-      return;
-    }
+    if (!value->is_map()) return section.report(*value, key.name, must_be("a mapping of beginnings of names", *value));
     for (const Entry& entry : value->entries) {
       if (entry.value.is_scalar()) {
         rename_.emplace_back(entry.key, entry.value.text);
@@ -188,12 +186,9 @@ void resolve(Section& section, CheckpointStorage& storage) {
 }
 
 Json storage_needs_type() {
-  return Json::parse(R"({
-    "if": {"properties": {"type": {"const": null}}},
-    "then": {
-      "properties": {"host_path": false, "storage_path": false, "propagation": false, "container_path": false}
-    }
-  })");
+  return if_then(
+      allows({{"type", {{"const", nullptr}}}}),
+      allows({{"host_path", false}, {"storage_path", false}, {"propagation", false}, {"container_path", false}}));
 }
 
 const TextRule kWeightsPath{
@@ -205,19 +200,14 @@ const TextRule kWeightsPath{
 void check_together(Section& section, const InitialWeights& weights) {
   if (!weights.training_state) return;
   for (const char* const key : {"strict", "convert_types", "strip_prefix", "rename"}) {
-    if (const Value* value = section.find(key)) {
-      section.report(*value, key,
-                     "has no effect with training_state: true, which takes every tensor as it is: leave it out");
-    }
+    section.refuse(key, "has no effect with training_state: true, which takes every tensor as it is: leave it out");
   }
 }
 
 // Returns the condition of check_together() as a schema.
 Json training_state_is_whole() {
-  return Json::parse(R"({
-    "if": {"required": ["training_state"], "properties": {"training_state": {"const": true}}},
-    "then": {"properties": {"strict": false, "convert_types": false, "strip_prefix": false, "rename": false}}
-  })");
+  return if_then(is_given("training_state", {{"const", true}}),
+                 allows({{"strict", false}, {"convert_types", false}, {"strip_prefix", false}, {"rename", false}}));
 }
 
 std::unique_ptr<KeyType> rename_form(Renames& rename) {

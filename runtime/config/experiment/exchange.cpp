@@ -1,6 +1,7 @@
 // `optimizations`: the keys that take several forms, and which keys exclude each other.
 #include "document/value.h"
 #include "dtrain/config/optimizations.h"
+#include "experiment/conditions.h"
 #include "keys/visitors.h"
 
 namespace dtrain::config {
@@ -58,36 +59,32 @@ class CompressionForm : public KeyType {
   Keys::Declare declare_ = [this](Keys& keys) { keys.one_of(kCompressionKind, compression_); };
 };
 
-// auto, true or false, of an enumeration with kAuto, kOff and kOn.
-template <typename E>
+// auto, true or false.
 class SwitchForm : public KeyType {
  public:
-  explicit SwitchForm(E& value) : value_(value) {}
+  explicit SwitchForm(Switch& value) : value_(value) {}
 
   void read(Section& section, const Key& key) override {
     const Value* value = section.find(key.name);
     if (!value) return;
     if (const auto given = as_boolean(*value)) {
-      value_ = *given ? E::kOn : E::kOff;
+      value_ = *given ? Switch::kOn : Switch::kOff;
     } else {
       value_ = meaning_of(kWords, section.choice(key.name, "auto", words_of(kWords)));
     }
   }
   Json to_json() const override {
-    if (value_ == E::kAuto) return "auto";
-    return value_ == E::kOn;
+    if (value_ == Switch::kAuto) return "auto";
+    return value_ == Switch::kOn;
   }
   Json schema(const Key&) const override { return {{"enum", {"auto", true, false, "true", "false"}}}; }
   std::string values() const override { return "`auto`, true or false"; }
 
  private:
-  static constexpr std::array kWords{Word<E>{"auto", E::kAuto}, Word<E>{"true", E::kOn}, Word<E>{"false", E::kOff}};
-  E& value_;
+  static constexpr std::array kWords{Word<Switch>{"auto", Switch::kAuto}, Word<Switch>{"true", Switch::kOn},
+                                     Word<Switch>{"false", Switch::kOff}};
+  Switch& value_;
 };
-
-void refuse_with(Section& section, const std::string& key, const std::string& why) {
-  section.report(*section.find(key), key, why);
-}
 
 }  // namespace
 
@@ -95,97 +92,61 @@ std::unique_ptr<KeyType> compression_form(Compression& compression) {
   return std::make_unique<CompressionForm>(compression);
 }
 
-std::unique_ptr<KeyType> sharded_form(ShardedOptimizer& sharded) {
-  return std::make_unique<SwitchForm<ShardedOptimizer>>(sharded);
-}
-
-std::unique_ptr<KeyType> sharded_gradients_form(ShardedGradients& sharded) {
-  return std::make_unique<SwitchForm<ShardedGradients>>(sharded);
-}
-
-std::unique_ptr<KeyType> cuda_graphs_form(CudaGraphs& graphs) {
-  return std::make_unique<SwitchForm<CudaGraphs>>(graphs);
+std::unique_ptr<KeyType> switch_form(Switch& value) {
+  return std::make_unique<SwitchForm>(value);
 }
 
 void check_together(Section& section, const Optimizations& o) {
   const bool compressed = !std::holds_alternative<NoCompression>(o.gradient_compression);
+  const auto refuse_sharding = [&](const char* why_not_updates, const char* why_not_gradients) {
+    if (o.sharded_optimizer == Switch::kOn) section.refuse("sharded_optimizer", why_not_updates);
+    if (o.sharded_gradients == Switch::kOn) section.refuse("sharded_gradients", why_not_gradients);
+  };
   if (o.local_sgd) {
     if (compressed) {
-      refuse_with(section, "gradient_compression",
-                  "has no effect with local_sgd, which exchanges no gradients; use local_sgd.compression");
+      section.refuse("gradient_compression",
+                     "has no effect with local_sgd, which exchanges no gradients; use local_sgd.compression");
     }
-    if (o.sharded_optimizer == ShardedOptimizer::kOn) {
-      refuse_with(section, "sharded_optimizer",
-                  "cannot be true with local_sgd, where every rank has its own parameters; leave it at auto");
-    }
-    if (o.sharded_gradients == ShardedGradients::kOn) {
-      refuse_with(section, "sharded_gradients",
-                  "cannot be true with local_sgd, which exchanges no gradients; leave it at auto");
-    }
-    if (o.ema > 0) {
-      refuse_with(section, "ema", "is not supported yet with local_sgd, where every rank has its own parameters");
-    }
+    refuse_sharding("cannot be true with local_sgd, where every rank has its own parameters; leave it at auto",
+                    "cannot be true with local_sgd, which exchanges no gradients; leave it at auto");
+    if (o.ema > 0)
+      section.refuse("ema", "is not supported yet with local_sgd, where every rank has its own parameters");
     if (o.auto_tune_tensor_fusion) {
-      refuse_with(section, "auto_tune_tensor_fusion",
-                  "has no effect with local_sgd, which exchanges nothing during backward");
+      section.refuse("auto_tune_tensor_fusion",
+                     "has no effect with local_sgd, which exchanges nothing during backward");
     }
   } else if (compressed) {
-    if (o.sharded_optimizer == ShardedOptimizer::kOn) {
-      refuse_with(
-          section, "sharded_optimizer",
-          "cannot be true with gradient_compression, which needs whole gradients on every rank; leave it at auto");
-    }
-    if (o.sharded_gradients == ShardedGradients::kOn) {
-      refuse_with(
-          section, "sharded_gradients",
-          "cannot be true with gradient_compression, which needs whole gradients on every rank; leave it at auto");
-    }
+    constexpr const char* kWholeGradients =
+        "cannot be true with gradient_compression, which needs whole gradients on every rank; leave it at auto";
+    refuse_sharding(kWholeGradients, kWholeGradients);
     if (o.auto_tune_tensor_fusion) {
-      refuse_with(section, "auto_tune_tensor_fusion",
-                  "is not supported yet with gradient_compression; switch one of them off");
+      section.refuse("auto_tune_tensor_fusion",
+                     "is not supported yet with gradient_compression; switch one of them off");
     }
-  } else if (o.sharded_gradients == ShardedGradients::kOn && o.sharded_optimizer == ShardedOptimizer::kOff) {
-    refuse_with(section, "sharded_gradients",
-                "cannot be true with sharded_optimizer: false, where every rank updates with all gradients; leave one "
-                "of them at auto");
+  } else if (o.sharded_gradients == Switch::kOn && o.sharded_optimizer == Switch::kOff) {
+    section.refuse("sharded_gradients",
+                   "cannot be true with sharded_optimizer: false, where every rank updates with all gradients; leave "
+                   "one of them at auto");
   }
 }
 
 // Returns the conditions of check_together() as a schema.
 Json optimizations_together() {
-  return Json::parse(R"({
-    "allOf": [
-      {
-        "if": {"required": ["local_sgd"], "properties": {"local_sgd": {"type": "object"}}},
-        "then": {
-          "properties": {
-            "gradient_compression": {"enum": [false, null, "false"]},
-            "sharded_optimizer": {"enum": ["auto", false, "false"]},
-            "sharded_gradients": {"enum": ["auto", false, "false"]},
-            "ema": {"const": 0},
-            "auto_tune_tensor_fusion": {"const": false}
-          }
-        }
-      },
-      {
-        "if": {
-          "required": ["gradient_compression"],
-          "properties": {"gradient_compression": {"not": {"enum": [false, null, "false"]}}}
-        },
-        "then": {
-          "properties": {
-            "sharded_optimizer": {"enum": ["auto", false, "false"]},
-            "sharded_gradients": {"enum": ["auto", false, "false"]},
-            "auto_tune_tensor_fusion": {"const": false}
-          }
-        }
-      },
-      {
-        "if": {"required": ["sharded_optimizer"], "properties": {"sharded_optimizer": {"enum": [false, "false"]}}},
-        "then": {"properties": {"sharded_gradients": {"enum": ["auto", false, "false"]}}}
-      }
-    ]
-  })");
+  const Json no_compression{{"enum", {false, nullptr, "false"}}};
+  const Json not_true{{"enum", {"auto", false, "false"}}};
+  return {
+      {"allOf",
+       {if_then(is_given("local_sgd", {{"type", "object"}}), allows({{"gradient_compression", no_compression},
+                                                                     {"sharded_optimizer", not_true},
+                                                                     {"sharded_gradients", not_true},
+                                                                     {"ema", {{"const", 0}}},
+                                                                     {"auto_tune_tensor_fusion", {{"const", false}}}})),
+        if_then(is_given("gradient_compression", {{"not", no_compression}}),
+                allows({{"sharded_optimizer", not_true},
+                        {"sharded_gradients", not_true},
+                        {"auto_tune_tensor_fusion", {{"const", false}}}})),
+        if_then(is_given("sharded_optimizer", {{"enum", {false, "false"}}}),
+                allows({{"sharded_gradients", not_true}}))}}};
 }
 
 }  // namespace dtrain::config

@@ -5,6 +5,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/config/resources.h"
+#include "experiment/conditions.h"
 #include "keys/visitors.h"
 
 namespace dtrain::config {
@@ -35,17 +36,6 @@ const Value* batch_size_value(Section& root) {
   return constant ? &constant->value : &entry->value;
 }
 
-// Returns the value of a key in sections of the file; null: the file does not have the key.
-const Value* value_at(Section& root, const std::string& path) {
-  const std::vector<std::string> names = split(path, '.');
-  const Value* value = root.find(names.front());
-  for (std::size_t i = 1; value && i < names.size(); ++i) {
-    const Entry* entry = value->find(names[i]);
-    value = entry ? &entry->value : nullptr;
-  }
-  return value;
-}
-
 }  // namespace
 
 std::unique_ptr<KeyType> search_form() {
@@ -60,7 +50,9 @@ std::vector<std::pair<std::string, std::string>> Experiment::variables_of_ranks(
 }
 
 std::vector<std::string> keys_not_for_gpus(const Experiment& experiment) {
-  const auto is_power_sgd = [](const comm::Compression& one) { return std::holds_alternative<comm::PowerSgd>(one); };
+  const auto is_power_sgd = [](const comm::Compression& compression) {
+    return std::holds_alternative<comm::PowerSgd>(compression);
+  };
   const Optimizations& o = experiment.optimizations;
   std::vector<std::string> keys;
   if (is_power_sgd(o.gradient_compression)) keys.emplace_back("optimizations.gradient_compression");
@@ -80,158 +72,63 @@ std::string not_with_tls(const std::string& whose) {
 
 // The schema also limits how the cores of CPUs can be divided.
 Json what_cpus_support() {
-  return Json::parse(R"({
-    "allOf": [
-      {
-        "if": {
-          "required": ["resources"],
-          "properties": {"resources": {"required": ["slot_type"], "properties": {"slot_type": {"const": "cpu"}}}}
-        },
-        "then": {
-          "properties": {
-            "optimizations": {"properties": {"mixed_precision": {"not": {"enum": ["fp16", "O1"]}}}}
-          }
-        }
-      },
-      {
-        "if": {
-          "required": ["resources"],
-          "properties": {"resources": {"required": ["slots_per_trial"], "properties": {"slots_per_trial": {"const": "auto"}}}}
-        },
-        "then": {
-          "properties": {
-            "resources": {"properties": {"cores_per_slot": {"const": "auto"}}},
-            "optimizations": {"properties": {"local_sgd": {"type": "null"}}}
-          }
-        }
-      }
-    ]
-  })");
+  return {{"allOf",
+           {if_then(is_given("resources.slot_type", {{"const", "cpu"}}),
+                    allows({{"optimizations.mixed_precision", {{"not", {{"enum", {"fp16", "O1"}}}}}}})),
+            if_then(is_given("resources.slots_per_trial", {{"const", "auto"}}),
+                    allows({{"resources.cores_per_slot", {{"const", "auto"}}},
+                            {"optimizations.local_sgd", {{"type", "null"}}}}))}}};
 }
 
 Json what_gpus_support() {
-  return Json::parse(R"({
-    "if": {
-      "required": ["resources"],
-      "properties": {"resources": {"required": ["slot_type"], "properties": {"slot_type": {"const": "cuda"}}}}
-    },
-    "then": {
-      "properties": {
-        "optimizations": {
-          "properties": {
-            "gradient_compression": {
-              "not": {
-                "anyOf": [
-                  {"const": "powersgd"},
-                  {"type": "object", "required": ["kind"], "properties": {"kind": {"const": "powersgd"}}}
-                ]
-              }
-            },
-            "auto_tune_tensor_fusion": {"enum": [false]},
-            "local_sgd": {
-              "properties": {
-                "compression": {
-                  "not": {
-                    "anyOf": [
-                      {"const": "powersgd"},
-                      {"type": "object", "required": ["kind"], "properties": {"kind": {"const": "powersgd"}}}
-                    ]
-                  }
-                }
-              }
-            }
-          }
-        }
-      }
-    }
-  })");
+  const Json power_sgd{{"const", "powersgd"}};
+  const Json no_power_sgd{{"not", {{"anyOf", {power_sgd, mapping_with("kind", power_sgd)}}}}};
+  return if_then(is_given("resources.slot_type", {{"const", "cuda"}}),
+                 allows({{"optimizations.gradient_compression", no_power_sgd},
+                         {"optimizations.auto_tune_tensor_fusion", {{"enum", {false}}}},
+                         {"optimizations.local_sgd.compression", no_power_sgd}}));
 }
 
 // Returns the condition of check_together() as a schema.
 Json early_stopping_needs() {
-  return Json::parse(R"({
-    "if": {"required": ["early_stopping"], "properties": {"early_stopping": {"type": "object"}}},
-    "then": {
-      "required": ["min_validation_period"],
-      "properties": {
-        "min_validation_period": {"type": "object", "additionalProperties": {"exclusiveMinimum": 0}}
-      },
-      "anyOf": [
-        {"properties": {"early_stopping": {"required": ["metric"], "properties": {"metric": {"minLength": 1}}}}},
-        {"properties": {"searcher": {"required": ["metric"], "properties": {"metric": {"minLength": 1}}}}}
-      ]
-    }
-  })");
+  const Json metric = is_given("metric", {{"minLength", 1}});
+  Json needs =
+      is_given("min_validation_period", {{"type", "object"}, {"additionalProperties", {{"exclusiveMinimum", 0}}}});
+  needs["anyOf"] = {allows({{"early_stopping", metric}}), allows({{"searcher", metric}})};
+  return if_then(is_given("early_stopping", {{"type", "object"}}), std::move(needs));
 }
 
 // Returns the same for optimizer.reduce_on_plateau.
 Json plateau_needs() {
-  return Json::parse(R"({
-    "if": {
-      "required": ["optimizer"],
-      "properties": {
-        "optimizer": {
-          "type": "object",
-          "required": ["reduce_on_plateau"],
-          "properties": {"reduce_on_plateau": {"type": "object"}}
-        }
-      }
-    },
-    "then": {
-      "required": ["min_validation_period"],
-      "properties": {"searcher": {"required": ["metric"]}}
-    }
-  })");
+  Json needs{{"required", {"min_validation_period"}}};
+  needs.update(allows({{"searcher", {{"required", {"metric"}}}}}));
+  return if_then(is_given("optimizer", mapping_with("reduce_on_plateau", {{"type", "object"}})), std::move(needs));
 }
 
 // Updates of whole parameters cannot be sharded.
 Json whole_parameters_need() {
-  return Json::parse(R"({
-    "if": {
-      "required": ["optimizer"],
-      "properties": {
-        "optimizer": {"type": "object", "required": ["kind"], "properties": {"kind": {"enum": ["muon"]}}}
-      }
-    },
-    "then": {
-      "properties": {
-        "optimizations": {
-          "properties": {
-            "sharded_optimizer": {"enum": ["auto", false, "false"]},
-            "sharded_gradients": {"enum": ["auto", false, "false"]}
-          }
-        }
-      }
-    }
-  })");
+  const Json not_true{{"enum", {"auto", false, "false"}}};
+  return if_then(
+      is_given("optimizer", mapping_with("kind", {{"enum", {"muon"}}})),
+      allows({{"optimizations.sharded_optimizer", not_true}, {"optimizations.sharded_gradients", not_true}}));
 }
 
 Json what_tls_supports() {
-  return Json::parse(R"({
-    "if": {
-      "required": ["communication"],
-      "properties": {"communication": {"type": "object", "required": ["security"], "properties": {"security": {"const": "tls"}}}}
-    },
-    "then": {
-      "properties": {"communication": {"properties": {"backend": {"not": {"enum": ["mpi", "hierarchical"]}}}}},
-      "if": {
-        "required": ["resources"],
-        "properties": {"resources": {"required": ["slot_type"], "properties": {"slot_type": {"const": "cuda"}}}}
-      },
-      "then": {"properties": {"resources": {"properties": {"slots_per_trial": {"const": 1}}}}}
-    }
-  })");
+  Json supported = allows({{"communication.backend", {{"not", {{"enum", {"mpi", "hierarchical"}}}}}}});
+  supported.update(if_then(is_given("resources.slot_type", {{"const", "cuda"}}),
+                           allows({{"resources.slots_per_trial", {{"const", 1}}}})));
+  return if_then(is_given("communication", mapping_with("security", {{"const", "tls"}})), std::move(supported));
 }
 
 std::string place_of_slots(Section& root) {
-  const Value* value = value_at(root, "resources.slots_per_trial");
+  const Value* value = root.find_at("resources.slots_per_trial");
   return value ? root.collector().place(value->at) : std::string();
 }
 
 void resolve(Section& root, std::optional<EarlyStopping>& early_stopping, const Searcher& searcher) {
   if (!early_stopping) return;
   if (early_stopping->metric.empty()) early_stopping->metric = searcher.metric;
-  if (early_stopping->metric == searcher.metric && !value_at(root, "early_stopping.smaller_is_better")) {
+  if (early_stopping->metric == searcher.metric && !root.find_at("early_stopping.smaller_is_better")) {
     early_stopping->smaller_is_better = searcher.smaller_is_better;
   }
 }
@@ -242,121 +139,97 @@ const char* const kPlacesOfTransforms[] = {"data.training.transforms", "data.val
 void check_padding(Section& root, const LossSettings& loss, const ModelData& data) {
   const auto* const cross_entropy = std::get_if<CrossEntropy>(&loss.loss);
   const Value* kind = root.find(kLoss.name);
-  if (kind && kind->is_map()) kind = value_at(root, "loss.kind");
+  if (kind && kind->is_map()) kind = root.find_at("loss.kind");
   const bool counts = cross_entropy && kind && kind->is_scalar() && kind->text == CrossEntropy::kWord;
   if (!counts || !data::has_sequences(data.format)) return;
   const std::vector<TransformStep>* const lists[] = {&data.transforms.training, &data.transforms.validation};
   for (std::size_t i = 0; i < std::size(lists); ++i) {
-    const Value* value = value_at(root, kPlacesOfTransforms[i]);
     const std::optional<std::int64_t> target = data::pad_target_of(transforms_of(*lists[i]));
-    if (!value || !target || cross_entropy->ignore_index == target) continue;
-    root.report(*value, kPlacesOfTransforms[i],
-                "fill padding with the target " + std::to_string(*target) +
-                    ", which loss cross_entropy counts; write " +
-                    "loss: {kind: cross_entropy, ignore_index: " + std::to_string(*target) + "}");
+    if (!target || cross_entropy->ignore_index == target) continue;
+    root.refuse(kPlacesOfTransforms[i], "fill padding with the target " + std::to_string(*target) +
+                                            ", which loss cross_entropy counts; write " +
+                                            "loss: {kind: cross_entropy, ignore_index: " + std::to_string(*target) +
+                                            "}");
   }
 }
 
 // forward() gets the same in training and in validation.
 void check_more_inputs(Section& root, const ModelData& data) {
-  const Value* value = value_at(root, "data.validation");
-  if (!data.validation || !value) return;
+  if (!data.validation) return;
   const std::vector<std::string> training = data::more_inputs_of(transforms_of(data.transforms.training));
   const std::vector<std::string> validation = data::more_inputs_of(transforms_of(data.transforms.validation));
   if (training == validation) return;
   const auto text = [](const std::vector<std::string>& names) {
     return names.empty() ? std::string("nothing") : join_with_and(names);
   };
-  root.report(*value, "data.validation",
-              "gives forward() " + text(validation) + " after the features, and data.training gives " + text(training) +
-                  ": give the transforms of both the same");
+  root.refuse("data.validation", "gives forward() " + text(validation) +
+                                     " after the features, and data.training gives " + text(training) +
+                                     ": give the transforms of both the same");
 }
 
 void check_together(Section& root, const Experiment& experiment) {
+  constexpr const char* kNoValidation =
+      "has no effect without min_validation_period: it is decided after each validation";
+  const Optimizations& optimizations = experiment.optimizations;
   const int slots = experiment.resources.slots_per_trial;
   const Value* batch_size = batch_size_value(root);
   if (batch_size && experiment.global_batch_size > 0 && experiment.global_batch_size < slots) {
     root.report(*batch_size, join_path(kHyperparameters.name, kGlobalBatchSize.name),
                 must_be("at least resources.slots_per_trial, which is " + std::to_string(slots), *batch_size));
   }
-  if (slots == 0 && experiment.optimizations.local_sgd) {
-    const Value& value = *value_at(root, "resources.slots_per_trial");
+  if (slots == 0 && optimizations.local_sgd) {
+    const Value& value = *root.find_at("resources.slots_per_trial");
     root.report(
         value, "resources.slots_per_trial",
         must_be("a number with optimizations.local_sgd, for the number of ranks changes what is trained", value));
   }
-  if (experiment.resources.slot_type == SlotType::kCuda) {
-    for (const std::string& key : keys_not_for_gpus(experiment)) {
-      if (const Value* value = value_at(root, key)) root.report(*value, key, kNotForGpus);
-    }
+  const bool on_gpus = experiment.resources.slot_type == SlotType::kCuda;
+  if (on_gpus) {
+    for (const std::string& key : keys_not_for_gpus(experiment)) root.refuse(key, kNotForGpus);
   }
   if (experiment.resources.slot_type == SlotType::kCpu) {
-    for (const std::string& key : keys_not_for_cpus(experiment)) {
-      if (const Value* value = value_at(root, key)) root.report(*value, key, kNotForCpus);
-    }
+    for (const std::string& key : keys_not_for_cpus(experiment)) root.refuse(key, kNotForCpus);
   }
-  const Value* const security = value_at(root, "communication.security");
-  if (security && experiment.communication_security == comm::Security::kTls) {
+  if (experiment.communication_security == comm::Security::kTls) {
     const std::optional<comm::Backend>& backend = experiment.communication_backend;
     if (backend && comm::needs_mpi(*backend)) {
-      root.report(*security, "communication.security",
+      root.refuse("communication.security",
                   not_with_tls("MPI") + "; communication.backend is " + dtrain::word_of(*backend));
     }
-    if (experiment.resources.slot_type == SlotType::kCuda && slots != 1) {
-      root.report(*security, "communication.security", not_with_tls("NCCL") + "; resources.slot_type is cuda");
-    }
+    if (on_gpus && slots != 1)
+      root.refuse("communication.security", not_with_tls("NCCL") + "; resources.slot_type is cuda");
   }
-  if (const Value* value = value_at(root, "early_stopping"); value && experiment.early_stopping) {
-    if (experiment.early_stopping->metric.empty()) {
-      root.report(*value, "early_stopping", "names no metric; give early_stopping.metric or searcher.metric");
-    }
-    if (experiment.min_validation_period.count == 0) {
-      root.report(*value, "early_stopping",
-                  "has no effect without min_validation_period: it is decided after each validation");
-    }
+  if (experiment.early_stopping) {
+    if (experiment.early_stopping->metric.empty())
+      root.refuse("early_stopping", "names no metric; give early_stopping.metric or searcher.metric");
+    if (experiment.min_validation_period.count == 0) root.refuse("early_stopping", kNoValidation);
   }
-  const Value* const plateau = value_at(root, "optimizer.reduce_on_plateau");
-  if (plateau && experiment.model && experiment.model->optimizer.reduce_on_plateau) {
-    if (experiment.searcher.metric.empty()) {
-      root.report(*plateau, "optimizer.reduce_on_plateau", "has no metric to watch; give searcher.metric");
-    }
-    if (experiment.min_validation_period.count == 0) {
-      root.report(*plateau, "optimizer.reduce_on_plateau",
-                  "has no effect without min_validation_period: it is decided after each validation");
-    }
+  if (!experiment.model) return;
+  const ModelJob& job = *experiment.model;
+  if (job.optimizer.reduce_on_plateau) {
+    constexpr const char* kPlateau = "optimizer.reduce_on_plateau";
+    if (experiment.searcher.metric.empty()) root.refuse(kPlateau, "has no metric to watch; give searcher.metric");
+    if (experiment.min_validation_period.count == 0) root.refuse(kPlateau, kNoValidation);
   }
-  if (experiment.model && updates_whole_parameters(experiment.model->optimizer.optimizer)) {
-    const auto refuse = [&](const char* key) {
-      if (const Value* value = value_at(root, key)) {
-        root.report(*value, key,
-                    std::string("cannot be true with optimizer.kind ") +
-                        dtrain::word_of(experiment.model->optimizer.optimizer) +
-                        ", which updates whole parameters; leave it at auto");
-      }
-    };
-    if (experiment.optimizations.sharded_optimizer == ShardedOptimizer::kOn) refuse("optimizations.sharded_optimizer");
-    if (experiment.optimizations.sharded_gradients == ShardedGradients::kOn) refuse("optimizations.sharded_gradients");
+  if (updates_whole_parameters(job.optimizer.optimizer)) {
+    const std::string why = std::string("cannot be true with optimizer.kind ") +
+                            dtrain::word_of(job.optimizer.optimizer) +
+                            ", which updates whole parameters; leave it at auto";
+    if (optimizations.sharded_optimizer == Switch::kOn) root.refuse("optimizations.sharded_optimizer", why);
+    if (optimizations.sharded_gradients == Switch::kOn) root.refuse("optimizations.sharded_gradients", why);
   }
-  if (experiment.model) {
-    check_padding(root, experiment.model->loss, experiment.model->data);
-    check_more_inputs(root, experiment.model->data);
+  check_padding(root, job.loss, job.data);
+  check_more_inputs(root, job.data);
+  const std::string format = dtrain::word_of(job.data.format), kind = dtrain::word_of(job.loss.loss);
+  if (data::has_sequences(job.data.format) && !takes_sequences(job.loss.loss)) {
+    root.refuse(kLoss.name, "must be " + list_of_choices(losses_of_sequences()) + " with data.format " + format +
+                                ", not '" + kind + "'");
   }
-  const bool sequences = experiment.model && data::has_sequences(experiment.model->data.format);
-  const Value* loss = root.find(kLoss.name);
-  if (sequences && loss && !takes_sequences(experiment.model->loss.loss)) {
-    root.report(*loss, kLoss.name,
-                "must be " + list_of_choices(losses_of_sequences()) + " with data.format " +
-                    dtrain::word_of(experiment.model->data.format) + ", not '" +
-                    dtrain::word_of(experiment.model->loss.loss) + "'");
-  }
-  const Value* format = value_at(root, "data.format");
-  if (loss && format && format->is_scalar() && experiment.model && !tensors_of(experiment.model->loss.loss).empty()) {
-    const std::string word = dtrain::word_of(experiment.model->data.format);
-    const std::string kind = dtrain::word_of(experiment.model->loss.loss);
-    if (word == format->text && word != data::Safetensors::kWord) {
-      root.report(*loss, kLoss.name,
-                  kind + " needs data.format safetensors, which has tensors for the lengths, not '" + word + "'");
-    }
+  const Value* given = root.find_at("data.format");
+  const bool is_chosen = given && given->is_scalar() && given->text == format;
+  if (is_chosen && !tensors_of(job.loss.loss).empty() && format != data::Safetensors::kWord) {
+    root.refuse(kLoss.name,
+                kind + " needs data.format safetensors, which has tensors for the lengths, not '" + format + "'");
   }
 }
 

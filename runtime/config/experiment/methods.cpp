@@ -5,6 +5,7 @@
 #include "document/value.h"
 #include "dtrain/config/model_job.h"
 #include "dtrain/config/optimizer.h"
+#include "experiment/conditions.h"
 
 namespace dtrain::config {
 namespace {
@@ -112,21 +113,6 @@ class BetasForm : public KeyType {
 
 constexpr const char* kOneWay = "has no place beside max_gradient_norm: gradients are clipped in one way";
 
-void refuse_given(Section& section, const char* key, const std::string& message) {
-  if (const Value* value = section.find(key)) section.report(*value, key, message);
-}
-
-// Returns the check of declare_nesterov_needs() as a schema.
-Json nesterov_needs() {
-  return Json::parse(R"({
-    "if": {"required": ["nesterov"], "properties": {"nesterov": {"const": true}}},
-    "then": {
-      "required": ["momentum"],
-      "properties": {"momentum": {"exclusiveMinimum": 0}, "dampening": {"const": 0}}
-    }
-  })");
-}
-
 }  // namespace
 
 void declare_numbers(Keys& keys, const Key& key, std::vector<double>& numbers) {
@@ -147,43 +133,39 @@ void declare_betas(Keys& keys, const Key& key, double& beta1, double& beta2) {
 void declare_nesterov_needs(Keys& keys, const Sgd& sgd) {
   keys.when_read([&](Section& section) {
     if (sgd.nesterov && (sgd.momentum == 0 || sgd.dampening != 0))
-      refuse_given(section, "nesterov", "needs a momentum above 0 and no dampening");
+      section.refuse("nesterov", "needs a momentum above 0 and no dampening");
   });
-  keys.schema_rule(nesterov_needs);
+  keys.schema_rule([] {
+    Json needs{{"required", {"momentum"}}};
+    needs.update(allows({{"momentum", {{"exclusiveMinimum", 0}}}, {"dampening", {{"const", 0}}}}));
+    return if_then(is_given("nesterov", {{"const", true}}), std::move(needs));
+  });
 }
 
 void check_clipping(Section& section, const OptimizerSettings& optimizer) {
   if (optimizer.max_gradient_norm > 0 && optimizer.max_gradient_value > 0)
-    refuse_given(section, "max_gradient_value", kOneWay);
+    section.refuse("max_gradient_value", kOneWay);
 }
 
 void check_clipping(Section& section, const ParameterGroupSettings& group) {
   if (group.max_gradient_norm.value_or(0) > 0 && group.max_gradient_value.value_or(0) > 0)
-    refuse_given(section, "max_gradient_value", kOneWay);
+    section.refuse("max_gradient_value", kOneWay);
 }
 
 Json clipping_rule() {
-  return Json::parse(R"({
-    "if": {"required": ["max_gradient_norm"], "properties": {"max_gradient_norm": {"exclusiveMinimum": 0}}},
-    "then": {"properties": {"max_gradient_value": {"const": 0}}}
-  })");
+  return if_then(is_given("max_gradient_norm", {{"exclusiveMinimum", 0}}),
+                 allows({{"max_gradient_value", {{"const", 0}}}}));
 }
 
 // A number that is not given is null.
 Json clipping_rule_of_groups() {
-  return Json::parse(R"({
-    "if": {
-      "required": ["max_gradient_norm"],
-      "properties": {"max_gradient_norm": {"type": "number", "exclusiveMinimum": 0}}
-    },
-    "then": {"properties": {"max_gradient_value": {"enum": [0, null]}}}
-  })");
+  return if_then(is_given("max_gradient_norm", {{"type", "number"}, {"exclusiveMinimum", 0}}),
+                 allows({{"max_gradient_value", {{"enum", {0, nullptr}}}}}));
 }
 
 void check_together(Section& section, const LrScheduleSettings& schedule) {
   if (schedule.total_steps <= schedule.warmup_steps) {
-    refuse_given(section, "total_steps",
-                 "must be more than warmup_steps (" + std::to_string(schedule.warmup_steps) + ")");
+    section.refuse("total_steps", "must be more than warmup_steps (" + std::to_string(schedule.warmup_steps) + ")");
   }
 }
 

@@ -12,6 +12,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/config/model_job.h"
+#include "experiment/conditions.h"
 #include "experiment/model_data.h"
 #include "keys/visitors.h"
 
@@ -83,19 +84,6 @@ std::vector<Metric> read_metrics(Section& root, const Loss& loss) {
   return metrics;
 }
 
-Json metrics_schema() {
-  return {{"type", {"array", "null"}},
-          {"uniqueItems", true},
-          {"items", {{"anyOf", {Json{{"enum", plain_words()}}, Json{{"type", "string"}, {"pattern", kTopPattern}}}}}}};
-}
-
-// Returns "a list of `accuracy`, ...".
-std::string metric_values() {
-  std::string text = "null, or a list of";
-  for (const std::string& word : plain_words()) text += " `" + word + "`,";
-  return text + " `" + kTopWord + "`";
-}
-
 // Returns the losses that metrics need, as conditions of a JSON Schema.
 std::vector<Json> what_metrics_need() {
   const auto rule = [](const Json& metric, MetricKind kind) {
@@ -110,10 +98,6 @@ std::vector<Json> what_metrics_need() {
   std::vector<Json> rules{rule({{"type", "string"}, {"pattern", kTopPattern}}, MetricKind::kTopAccuracy)};
   for (const auto& [word, kind] : kPlainMetrics) rules.push_back(rule({{"const", word}}, kind));
   return rules;
-}
-
-void refuse(Section& section, const std::string& key, const std::string& message) {
-  if (const Value* value = section.find(key)) section.report(*value, key, message);
 }
 
 // Reads a word, or a mapping of a kind and its settings.
@@ -166,7 +150,7 @@ class ModelForm : public KeyType {
     for (const Key& other : {kLoss, kMetrics, kOptimizer, kData}) root.find(other.name);
     if (!value) {
       for (const Key& other : {kLoss, kMetrics, kOptimizer})
-        refuse(root, other.name, "has no effect without model: a program of its own chooses this itself");
+        root.refuse(other.name, "has no effect without model: a program of its own chooses this itself");
       return;
     }
     if (root.find(kEntrypoint.name)) {
@@ -253,8 +237,17 @@ class MetricsForm : public ModelPartForm {
     for (const Metric& metric : shown().metrics) words.push_back(metric.word);
     return words;
   }
-  Json schema(const Key&) const override { return metrics_schema(); }
-  std::string values() const override { return metric_values(); }
+  Json schema(const Key&) const override {
+    return {
+        {"type", {"array", "null"}},
+        {"uniqueItems", true},
+        {"items", {{"anyOf", {Json{{"enum", plain_words()}}, Json{{"type", "string"}, {"pattern", kTopPattern}}}}}}};
+  }
+  std::string values() const override {
+    std::string text = "null, or a list of";
+    for (const std::string& word : plain_words()) text += " `" + word + "`,";
+    return text + " `" + kTopWord + "`";
+  }
 };
 
 class OptimizerForm : public ModelPartForm {
@@ -299,28 +292,16 @@ class DataForm : public KeyType {
 
 // Returns the condition of check_together() as a schema.
 Json what_ctc_needs() {
-  return Json::parse(R"({
-    "if": {
-      "required": ["loss"],
-      "properties": {
-        "loss": {
-          "anyOf": [
-            {"const": "ctc"},
-            {"type": "object", "required": ["kind"], "properties": {"kind": {"const": "ctc"}}}
-          ]
-        }
-      }
-    },
-    "then": {"properties": {"data": {"properties": {"format": {"const": "safetensors"}}}}}
-  })");
+  const Json ctc{{"const", "ctc"}};
+  return if_then(is_given("loss", {{"anyOf", {ctc, mapping_with("kind", ctc)}}}),
+                 allows({{"data.format", {{"const", "safetensors"}}}}));
 }
 
 }  // namespace
 
 std::optional<Metric> metric_named(const std::string& word) {
   if (const auto k = k_of(word)) return Metric{MetricKind::kTopAccuracy, word, *k};
-  const auto found =
-      std::find_if(kPlainMetrics.begin(), kPlainMetrics.end(), [&](const auto& plain) { return word == plain.first; });
+  const auto found = std::ranges::find_if(kPlainMetrics, [&](const auto& plain) { return word == plain.first; });
   if (found == kPlainMetrics.end()) return std::nullopt;
   return Metric{found->second, word, 0};
 }

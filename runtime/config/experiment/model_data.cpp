@@ -9,6 +9,7 @@
 #include "document/value.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/diagnostic.h"
+#include "experiment/conditions.h"
 #include "keys/visitors.h"
 
 namespace dtrain::config {
@@ -46,8 +47,7 @@ std::vector<std::string> source_key_names(const FormatList& formats) {
 class TextsOfFormats {
  public:
   void add(const char* word, const std::string& text) {
-    const auto same =
-        std::find_if(texts_.begin(), texts_.end(), [&](const auto& entry) { return entry.first == text; });
+    const auto same = std::ranges::find_if(texts_, [&](const auto& entry) { return entry.first == text; });
     if (same == texts_.end()) {
       texts_.emplace_back(text, std::vector<std::string>{word});
     } else {
@@ -141,13 +141,11 @@ std::string refusal_of_source_key(const FormatSources& format) {
 }
 
 void refuse_transforms(Section& section, const FormatList& formats, const FormatSources& format) {
-  const Value* value = section.find(kTransformsName);
-  if (!value) return;
   std::vector<std::string> words;
   for (const FormatSources& other : formats) {
     if (other.transforms != TransformsOf::kNothing) words.emplace_back(other.word);
   }
-  section.report(*value, kTransformsName,
+  section.refuse(kTransformsName,
                  std::string("has no effect with format ") + format.word + "; " + join_with_and(words) + " have it");
 }
 
@@ -171,7 +169,7 @@ data::Source read_source(Section section, const FormatList& formats, const Forma
   }
   for (const std::string& name : source_key_names(formats)) {
     if (find_source_key(format, name)) continue;
-    if (const Value* value = section.find(name)) section.report(*value, name, refusal_of_source_key(format));
+    section.refuse(name, refusal_of_source_key(format));
   }
   read_transforms(section, formats, format, transforms);
   return source;
@@ -298,27 +296,15 @@ void read_data_keys(Section& section, const std::vector<std::string>& words, con
 }
 
 void check_together(Section& section, const LoaderKeys& loader) {
-  const auto refuse = [&](const char* key, const char* why) {
-    if (const Value* value = section.find(key)) section.report(*value, key, why);
-  };
-  if (loader.workers == 0) refuse("prefetch", "has no effect with workers: 0, where nothing is read ahead");
-  if (!loader.shuffle) refuse("shuffle_window", "has no effect with shuffle: false");
+  if (loader.workers == 0) section.refuse("prefetch", "has no effect with workers: 0, where nothing is read ahead");
+  if (!loader.shuffle) section.refuse("shuffle_window", "has no effect with shuffle: false");
 }
 
 Json what_has_no_effect() {
-  return Json::parse(R"({
-    "allOf": [
-      {
-        "if": {"required": ["workers"], "properties": {"workers": {"const": 0}}},
-        "then": {"properties": {"prefetch": false}}
-      },
-      {
-        "if": {"required": ["shuffle"], "properties": {"shuffle": {"const": false}}},
-        "then": {"properties": {"shuffle_window": false}}
-      },
-      {"if": {"required": ["max_skipped"]}, "then": {"required": ["on_error"]}}
-    ]
-  })");
+  return {{"allOf",
+           {if_then(is_given("workers", {{"const", 0}}), allows({{"prefetch", false}})),
+            if_then(is_given("shuffle", {{"const", false}}), allows({{"shuffle_window", false}})),
+            if_then({{"required", {"max_skipped"}}}, {{"required", {"on_error"}}})}}};
 }
 
 }  // namespace dtrain::config

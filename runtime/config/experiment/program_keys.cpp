@@ -251,7 +251,7 @@ class EnvironmentVariablesForm : public KeyType {
   void add(Section& section, const Key& key, const Value& at, const std::string& name, const std::string& text,
            Variables* into) {
     const auto has = [&](const Variables& variables) {
-      return std::any_of(variables.begin(), variables.end(), [&](const auto& one) { return one.first == name; });
+      return std::ranges::any_of(variables, [&](const auto& variable) { return variable.first == name; });
     };
     const bool twice = has(all_) || has(*into) || (into == &all_ && (has(cpu_) || has(cuda_)));
     if (!is_variable_name(name)) {
@@ -290,16 +290,16 @@ void hide_variables(Json& plan) {
         value = kHidden;
         continue;
       }
-      for (Json& one : value) {
-        const std::string text = one.is_string() ? one.get<std::string>() : "";
-        one = text.substr(0, text.find('=')) + "=" + kHidden;
+      for (Json& item : value) {
+        const std::string text = item.is_string() ? item.get<std::string>() : "";
+        item = text.substr(0, text.find('=')) + "=" + kHidden;
       }
     }
   }
   for (const char* key : {"overrides", "command"}) {
     if (!plan.contains(key) || !plan[key].is_array()) continue;
-    for (Json& one : plan[key]) {
-      if (one.is_string()) one = shown_override(one.get<std::string>());
+    for (Json& item : plan[key]) {
+      if (item.is_string()) item = shown_override(item.get<std::string>());
     }
   }
   if (const auto before = plan.find("before");

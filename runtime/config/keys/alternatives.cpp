@@ -15,7 +15,6 @@ class AlternativeKeys : public Keys {
   }
 };
 
-// Collects the names of the keys of one alternative.
 class NameCollector : public AlternativeKeys {
  public:
   void visit(const Key& key, KeyType&) override { names.emplace_back(key.name); }
@@ -84,8 +83,8 @@ void Keys::visit_alternatives(const char* selector, const std::vector<Alternativ
       if (!alternatives[i].word.empty()) (owns ? only.owners : only.others).push_back(alternatives[i].word);
     }
     const auto declare = [&](Keys& keys) {
-      OneKey one(keys, name);
-      alternatives[shown].declare(one);
+      OneKey only_this(keys, name);
+      alternatives[shown].declare(only_this);
     };
     if (only.others.empty()) {
       declare(*this);

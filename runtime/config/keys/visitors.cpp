@@ -76,8 +76,7 @@ void KeyReader::report_if_missing(const Key& key, const KeyType& type) {
 
 void KeyReader::visit(const Key& key, KeyType& type) {
   if (!refusal_.empty()) {
-    if (const Value* value = section_.find(key.name)) section_.report(*value, key.name, refusal_);
-    return;
+    return section_.refuse(key.name, refusal_);
   }
   if (pass_ == Pass::kMissing) return report_if_missing(key, type);
   if (!in_only_ && (key.required != nullptr) != (pass_ == Pass::kRequired)) return;

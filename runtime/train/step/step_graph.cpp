@@ -97,7 +97,7 @@ at::Tensor host_random_state() {
 
 }  // namespace
 
-bool wants_graphs(const run::RankSession& session) {
+bool wants_graphs(const rank::RankSession& session) {
   const config::CudaGraphs graphs = session.experiment().optimizations.cuda_graphs;
   const bool by_default = graphs == config::CudaGraphs::kAuto && session.experiment().model.has_value();
   return session.gpu() && (graphs == config::CudaGraphs::kOn || by_default);

@@ -51,10 +51,10 @@ Json bandwidth_series(const Input& input) {
   Json spec = time_series(input, "bus bandwidth", "bytes/s");
   for (const RankProfile& rank : input.run.ranks) {
     std::map<std::pair<Operation, std::int32_t>, std::vector<Point>> lines;
-    for (const CollectiveLine& one : rank.collectives) {
-      if (one.bucket < 0 || one.bus_bandwidth <= 0) continue;
-      lines[{one.operation, one.bucket}].push_back(
-          point(input.seconds(rank, one.started_ns), static_cast<double>(one.bus_bandwidth)));
+    for (const CollectiveLine& collective : rank.collectives) {
+      if (collective.bucket < 0 || collective.bus_bandwidth <= 0) continue;
+      lines[{collective.operation, collective.bucket}].push_back(
+          point(input.seconds(rank, collective.started_ns), static_cast<double>(collective.bus_bandwidth)));
     }
     if (lines.empty()) continue;
     const std::size_t most = std::min(kMostColumns, std::max<std::size_t>(40, kMostPointsShown / lines.size()));
@@ -108,9 +108,8 @@ void write_collectives(Page& page, const Input& input) {
   page.begin_section("collectives", "Communication");
   const RunSummary& s = input.analysis.summary;
   if (s.world_size < 2) {
-    page.absent("No communication.", "One rank exchanges nothing.",
-                "Train on two slots or more (resources.slots_per_trial).");
-    return;
+    return page.absent("No communication.", "One rank exchanges nothing.",
+                       "Train on two slots or more (resources.slots_per_trial).");
   }
   std::string exposed = exposed_text(s);
   exposed[0] = static_cast<char>(std::toupper(exposed[0]));
@@ -118,8 +117,7 @@ void write_collectives(Page& page, const Input& input) {
   if (s.strategy && !s.strategy->text.empty()) page.paragraph(s.strategy->text);
   if (s.compression && !s.compression->text.empty()) page.paragraph(s.compression->text);
   if (s.collectives.empty()) {
-    page.absent("No collective was recorded.", "The ranks ended before their first exchange.", "");
-    return;
+    return page.absent("No collective was recorded.", "The ranks ended before their first exchange.");
   }
   Table table("Collectives, by operation and bucket of the fusion plan",
               {{"operation"},
@@ -132,10 +130,9 @@ void write_collectives(Page& page, const Input& input) {
   for (const CollectiveSummary& c : s.collectives) {
     const double count = static_cast<double>(std::max<std::int64_t>(1, c.count));
     const double share = c.seconds_p50 > 0 ? std::min(1.0, c.exposed_s / count / c.seconds_p50) : 0;
-    table.row({name_of(c), Cell(count_text(c.count), count),
-               Cell(format_bytes(static_cast<double>(c.bytes) / count), static_cast<double>(c.bytes) / count),
-               Cell(seconds_text(c.seconds_p50), c.seconds_p50), Cell(seconds_text(c.exposed_s), c.exposed_s),
-               Cell(format_percent(share), share, share).colored("wait"), bandwidth(c.bus_bandwidth_p50)});
+    table.row({name_of(c), Cell(count_text(c.count), count), Cell::bytes(static_cast<double>(c.bytes) / count),
+               Cell::seconds(c.seconds_p50), Cell::seconds(c.exposed_s), Cell::share(share).colored("wait"),
+               bandwidth(c.bus_bandwidth_p50)});
   }
   page.table(table);
   std::string sums = collectives_text(s);
@@ -177,13 +174,10 @@ void write_balance(Page& page, const Input& input) {
                     seconds_text(per_step(*least)), least->rank, seconds_text(per_step(*most)), most->rank),
                 .spec = rank_bars(input)});
   } else {
-    page.absent("No balance between ranks.", "There is only one rank.", "");
+    page.absent("No balance between ranks.", "There is only one rank.");
   }
   Json gpus = gpu_histogram(input);
-  if (gpus.is_null()) {
-    page.absent("No balance between GPUs.", "No GPU was sampled: the ranks computed on CPUs.", "");
-    return;
-  }
+  if (gpus.is_null()) return page.absent("No balance between GPUs.", "No GPU was sampled: the ranks computed on CPUs.");
   page.chart({.id = "gpu-histogram",
               .title = "How utilization is distributed, by GPU",
               .text = "GPUs with the same work have the same shape.",
@@ -197,8 +191,7 @@ void write_batch_size(Page& page, const Input& input) {
   write_rule(page, input, "BatchSize");
   const RunSummary& s = input.analysis.summary;
   if (!s.global_batch_size && s.steps == 0) {
-    page.absent("Nothing about the batch size.", "No batch was recorded, and plan.json has no batch size.", "");
-    return;
+    return page.absent("Nothing about the batch size.", "No batch was recorded, and plan.json has no batch size.");
   }
   std::vector<std::pair<std::string, std::string>> facts;
   if (s.global_batch_size) facts.emplace_back("global batch", count_text(*s.global_batch_size));

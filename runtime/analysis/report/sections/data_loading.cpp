@@ -71,16 +71,16 @@ Json queue_series(const Input& input) {
 }
 
 // Returns cells with the use of a rank's workers.
-std::array<Cell, 7> use_cells(const std::optional<LoaderUse>& use) {
-  if (!use) return {Cell("-"), Cell("-"), Cell("-"), Cell("-"), Cell("-"), Cell("-"), Cell("-")};
-  const auto percent = [](double share) { return Cell(format_percent(share), share, share).colored("data"); };
-  const auto bytes = [](std::int64_t count) {
-    return Cell(format_bytes(static_cast<double>(count)), static_cast<double>(count));
-  };
-  const auto number = [](std::int64_t count) { return Cell(count_text(count), static_cast<double>(count)); };
-  return {percent(use->cpu_share()), percent(use->no_core_share()), percent(use->storage_share()),
-          bytes(use->usage.bytes),   bytes(use->usage.disk_bytes),  number(use->usage.requests),
-          number(use->usage.skipped)};
+std::vector<Cell> use_cells(const std::optional<LoaderUse>& use) {
+  if (!use) return std::vector<Cell>(7, "-");
+  const auto of_time = [](double share) { return Cell::share(share).colored("data"); };
+  return {of_time(use->cpu_share()),
+          of_time(use->no_core_share()),
+          of_time(use->storage_share()),
+          Cell::bytes(static_cast<double>(use->usage.bytes)),
+          Cell::bytes(static_cast<double>(use->usage.disk_bytes)),
+          Cell::count(use->usage.requests),
+          Cell::count(use->usage.skipped)};
 }
 
 void write_table(Page& page, const RunProfile& run, const RunSummary& summary) {
@@ -104,23 +104,21 @@ void write_table(Page& page, const RunProfile& run, const RunSummary& summary) {
     for (const LoaderLine& line : rank.loader) {
       if (line.fetch_ns >= 0) fetches.push_back(static_cast<double>(line.fetch_ns) / 1e9);
     }
-    std::sort(fetches.begin(), fetches.end());
-    const auto known = std::find_if(summary.ranks.begin(), summary.ranks.end(),
-                                    [&](const RankSummary& one) { return one.rank == rank.rank; });
-    const bool found = known != summary.ranks.end() && known->loader_records > 0;
-    const std::array<Cell, 7> cells = use_cells(loader_use(run, rank.rank));
+    const RankSummary* const known = summary.find_rank(rank.rank);
+    const bool found = known && known->loader_records > 0;
     const double empty =
         found ? static_cast<double>(known->loader_empty) / static_cast<double>(known->loader_records) : 0;
-    table.row(
-        {Cell("rank " + std::to_string(rank.rank), rank.rank), Cell(std::to_string(last.workers), last.workers),
-         last.pinned < 0 ? "not known" : (last.pinned > 0 ? "yes" : "no"),
-         found && known->loader_queue_mean
-             ? Cell(fmt::format("{:.1f}", *known->loader_queue_mean), *known->loader_queue_mean)
-             : Cell("-"),
-         found ? Cell(format_percent(empty), empty, empty).colored("data") : Cell("-"),
-         fetches.empty() ? Cell("-") : Cell(seconds_text(fetches[fetches.size() / 2]), fetches[fetches.size() / 2]),
-         cells[0], cells[1], cells[2], cells[3], cells[4], cells[5], cells[6]},
-        rank.rank);
+    std::vector<Cell> row = {Cell::rank(rank.rank),
+                             Cell(std::to_string(last.workers), last.workers),
+                             last.pinned < 0 ? "not known" : (last.pinned > 0 ? "yes" : "no"),
+                             found && known->loader_queue_mean
+                                 ? Cell(fmt::format("{:.1f}", *known->loader_queue_mean), *known->loader_queue_mean)
+                                 : Cell("-"),
+                             found ? Cell::share(empty).colored("data") : Cell("-"),
+                             fetches.empty() ? Cell("-") : Cell::seconds(median_high(fetches))};
+    const std::vector<Cell> use = use_cells(loader_use(run, rank.rank));
+    row.insert(row.end(), use.begin(), use.end());
+    table.row(row, rank.rank);
   }
   page.table(table);
 }
@@ -134,10 +132,7 @@ void write_data_loading(Page& page, const Input& input) {
   write_rule(page, input, "SmallReads");
   write_rule(page, input, "PinnedMemory");
   const Values values = waits_for_batches(input.run);
-  if (values.count == 0) {
-    page.absent("Nothing about data loading.", "No batch was recorded.", "");
-    return;
-  }
+  if (values.count == 0) return page.absent("Nothing about data loading.", "No batch was recorded.");
   page.paragraph(fmt::format(
       "The training waited for a batch {} in the median, {} at the 95th percentile and {} at the 25th.",
       seconds_text(values.quantile(0.5)), seconds_text(values.quantile(0.95)), seconds_text(values.quantile(0.25))));

@@ -35,8 +35,8 @@ Modes modes_of(const RunSummary& s) {
 
 std::string phase_color(const std::string& phase) {
   for (const PhaseGroup& group : phase_groups()) {
-    for (const profile::Phase one : group.phases) {
-      if (profile::name_of(one) == phase) return group.color;
+    for (const profile::Phase member : group.phases) {
+      if (profile::name_of(member) == phase) return group.color;
     }
   }
   return "other";
@@ -45,21 +45,16 @@ std::string phase_color(const std::string& phase) {
 void write_modes(Page& page, const RunSummary& s) {
   const Modes modes = modes_of(s);
   const double sum = std::max(modes.sum(), 1e-12);
-  page.chart(
-      {.id = "train-eval",
-       .title = "TRAIN, EVAL and others",
-       .text = fmt::format("TRAIN {}, EVAL {}, between batches {}, checkpoints and callbacks {} of the loop.",
-                           format_percent(modes.train_s / sum), format_percent(modes.eval_s / sum),
-                           format_percent(modes.between_s / sum), format_percent(modes.others_s / sum)),
-       .spec = {{"kind", "shares"},
-                {"labels", {"TRAIN", "EVAL", "between batches", "checkpoints and callbacks"}},
-                {"y", {{"unit", "s"}}},
-                {"sets",
-                 {{{"name", "seconds"},
-                   {"y",
-                    {rounded(modes.train_s), rounded(modes.eval_s), rounded(modes.between_s), rounded(modes.others_s)}},
-                   {"colors", {"compute", "validation", "other", "checkpoint"}}}}}},
-       .height = 230});
+  page.chart({.id = "train-eval",
+              .title = "TRAIN, EVAL and others",
+              .text = fmt::format("TRAIN {}, EVAL {}, between batches {}, checkpoints and callbacks {} of the loop.",
+                                  format_percent(modes.train_s / sum), format_percent(modes.eval_s / sum),
+                                  format_percent(modes.between_s / sum), format_percent(modes.others_s / sum)),
+              .spec = shares_chart(
+                  {"TRAIN", "EVAL", "between batches", "checkpoints and callbacks"}, "seconds",
+                  {rounded(modes.train_s), rounded(modes.eval_s), rounded(modes.between_s), rounded(modes.others_s)},
+                  {"compute", "validation", "other", "checkpoint"}),
+              .height = 230});
 }
 
 void write_ring(Page& page, const RunSummary& s) {
@@ -77,10 +72,7 @@ void write_ring(Page& page, const RunSummary& s) {
   page.chart({.id = "phase-shares",
               .title = "Phases",
               .text = "The shares of all phases, in groups; the table below has each of them.",
-              .spec = {{"kind", "shares"},
-                       {"labels", labels},
-                       {"y", {{"unit", "s"}}},
-                       {"sets", {{{"name", "seconds"}, {"y", seconds}, {"colors", colors}}}}},
+              .spec = shares_chart(labels, "seconds", seconds, colors),
               .height = 230});
 }
 
@@ -107,10 +99,8 @@ void write_scopes(Page& page, const RunSummary& s) {
     for (std::size_t i = 0; i < depth_of(scope); ++i) indent += "\u2003";
     table.row(
         {Cell(indent + name_in(scope)).colored(scope.phases.empty() ? "other" : phase_color(scope.phases[0].first)),
-         Cell(seconds_text(scope.seconds), scope.seconds), Cell(format_percent(scope.share), scope.share, scope.share),
-         Cell(seconds_text(scope.p50_s), scope.p50_s), Cell(seconds_text(scope.p99_s), scope.p99_s),
-         Cell(count_text(scope.calls), static_cast<double>(scope.calls)),
-         Cell(count_text(scope.batches), static_cast<double>(scope.batches)), phases_text(scope),
+         Cell::seconds(scope.seconds), Cell::share(scope.share), Cell::seconds(scope.p50_s), Cell::seconds(scope.p99_s),
+         Cell::count(scope.calls), Cell::count(scope.batches), phases_text(scope),
          Cell(fmt::format("rank {}: {}", scope.slowest_rank, seconds_text(scope.slowest_s)), scope.slowest_s)});
   }
   page.table(table);
@@ -119,17 +109,8 @@ void write_scopes(Page& page, const RunSummary& s) {
 constexpr std::size_t kMostOperators = 40;
 
 std::string color_of(OperatorKind kind) {
-  switch (kind) {
-    case OperatorKind::kContraction:
-      return "compute";
-    case OperatorKind::kNormalisation:
-      return "data";
-    case OperatorKind::kElementWise:
-      return "validation";
-    case OperatorKind::kOther:
-      break;
-  }
-  return "other";
+  constexpr const char* kColors[] = {"compute", "data", "validation", "other"};
+  return kColors[static_cast<std::size_t>(kind)];
 }
 
 void write_device(Page& page, const DeviceOperators& device, const std::string& name, const std::string& id) {
@@ -150,10 +131,7 @@ void write_device(Page& page, const DeviceOperators& device, const std::string& 
        .text =
            "Contractions (matrix products, convolutions, attention) compute most for each byte they move, element-wise "
            "operators least.",
-       .spec = {{"kind", "shares"},
-                {"labels", labels},
-                {"y", {{"unit", "s"}}},
-                {"sets", {{{"name", "self time"}, {"y", seconds}, {"colors", colors}}}}},
+       .spec = shares_chart(labels, "self time", seconds, colors),
        .height = 220});
   Table table(
       fmt::format("Operators on {} by self time: without the operators they called, so that shares sum to 100%", name),
@@ -166,14 +144,12 @@ void write_device(Page& page, const DeviceOperators& device, const std::string& 
       rest_share += row.share;
       continue;
     }
-    table.row({row.name, std::string(analysis::name_of(row.kind)),
-               Cell(format_percent(row.share), row.share, row.share).colored(color_of(row.kind)),
-               Cell(seconds_text(row.self_s), row.self_s), Cell(seconds_text(row.total_s), row.total_s),
-               Cell(count_text(row.calls), static_cast<double>(row.calls))});
+    table.row({row.name, std::string(analysis::name_of(row.kind)), Cell::share(row.share).colored(color_of(row.kind)),
+               Cell::seconds(row.self_s), Cell::seconds(row.total_s), Cell::count(row.calls)});
   }
   if (rest_s > 0) {
-    table.row({fmt::format("{} more", device.rows.size() - kMostOperators), "",
-               Cell(format_percent(rest_share), rest_share), Cell(seconds_text(rest_s), rest_s)});
+    table.row({fmt::format("{} more", device.rows.size() - kMostOperators), "", Cell::percent(rest_share),
+               Cell::seconds(rest_s)});
   }
   page.table(table);
 }
@@ -184,17 +160,13 @@ void write_devices(Page& page, const Operators& operators) {
                              count_text(operators.batches), count_of(operators.ranks.size(), "rank"),
                              format_percent(sum_s > 0 ? operators.cpu.seconds / sum_s : 0),
                              format_percent(sum_s > 0 ? operators.gpu.seconds / sum_s : 0)));
-  page.chart({.id = "cpu-gpu",
-              .title = "CPU and GPU operators",
-              .text = "Their self time.",
-              .spec = {{"kind", "shares"},
-                       {"labels", {"CPU operators", "GPU operators"}},
-                       {"y", {{"unit", "s"}}},
-                       {"sets",
-                        {{{"name", "self time"},
-                          {"y", {rounded(operators.cpu.seconds), rounded(operators.gpu.seconds)}},
-                          {"colors", {"compute", "gpu"}}}}}},
-              .height = 200});
+  page.chart(
+      {.id = "cpu-gpu",
+       .title = "CPU and GPU operators",
+       .text = "Their self time.",
+       .spec = shares_chart({"CPU operators", "GPU operators"}, "self time",
+                            {rounded(operators.cpu.seconds), rounded(operators.gpu.seconds)}, {"compute", "gpu"}),
+       .height = 200});
   write_device(page, operators.cpu, "CPUs", "cpu-classes");
   write_device(page, operators.gpu, "GPUs", "gpu-classes");
 }
@@ -222,28 +194,29 @@ void write_compute_facts(Page& page, const ComputeAccount& account) {
               {"MFU", account.mfu ? format_percent(*account.mfu) : "not known"},
               {"moved by operators without FLOPs", rate_text(account.achieved_gb_s, "B/s")},
               {"limit of the memory", rate_text(account.limit_gb_s, "B/s")}});
-  if (!account.mfu) page.absent("No MFU.", account.without_mfu + ".", "");
+  if (!account.mfu) page.absent("No MFU.", account.without_mfu + ".");
 }
 
-std::vector<Cell> limit_row(const OperatorLimit& one, double all_s) {
-  const double share = all_s > 0 ? one.seconds / all_s : 0;
-  std::vector<Cell> row{one.name,
-                        one.dtype + (one.format.empty() ? "" : ", " + one.format),
-                        shapes_text(one.shapes),
-                        Cell(count_text(one.calls), static_cast<double>(one.calls)),
-                        Cell(format_percent(share), share, share).colored("compute"),
-                        Cell(seconds_text(one.seconds), one.seconds)};
-  if (one.ideal_s) {
-    const double ratio = *one.ideal_s > 0 ? one.seconds / *one.ideal_s : 0;
-    row.emplace_back(seconds_text(*one.ideal_s), *one.ideal_s);
+std::vector<Cell> limit_row(const OperatorLimit& operation, double all_s) {
+  const double share = all_s > 0 ? operation.seconds / all_s : 0;
+  std::vector<Cell> row{operation.name,
+                        operation.dtype + (operation.format.empty() ? "" : ", " + operation.format),
+                        shapes_text(operation.shapes),
+                        Cell::count(operation.calls),
+                        Cell::share(share).colored("compute"),
+                        Cell::seconds(operation.seconds)};
+  if (operation.ideal_s) {
+    const double ratio = *operation.ideal_s > 0 ? operation.seconds / *operation.ideal_s : 0;
+    row.emplace_back(seconds_text(*operation.ideal_s), *operation.ideal_s);
     row.emplace_back(ratio > 0 ? fmt::format("{:.1f}x", ratio) : "-", ratio);
-    row.emplace_back(one.by_memory ? "memory" : one.flops > 0 ? "computing" : "-");
+    row.emplace_back(operation.by_memory ? "memory" : operation.flops > 0 ? "computing" : "-");
   } else {
     row.insert(row.end(), {"", "", ""});
   }
-  const double per_s = one.seconds > 0 ? 1 / one.seconds : 0;
-  const double flops = static_cast<double>(one.flops) * per_s, bytes = static_cast<double>(one.bytes) * per_s;
-  row.push_back(one.flops > 0 ? Cell(amount_text(flops, "FLOP/s"), flops) : Cell("", 0));
+  const double per_s = operation.seconds > 0 ? 1 / operation.seconds : 0;
+  const double flops = static_cast<double>(operation.flops) * per_s,
+               bytes = static_cast<double>(operation.bytes) * per_s;
+  row.push_back(operation.flops > 0 ? Cell(amount_text(flops, "FLOP/s"), flops) : Cell("", 0));
   row.emplace_back(amount_text(bytes, "B/s"), bytes);
   return row;
 }
@@ -277,10 +250,7 @@ void write_operators_table(Page& page, const Roofline& roofline) {
 void write_framework(Page& page, const Input& input) {
   page.begin_section("framework", "Framework metrics");
   const RunSummary& s = input.analysis.summary;
-  if (s.steps == 0) {
-    page.absent("No phases.", "No batch was recorded.", "");
-    return;
-  }
+  if (s.steps == 0) return page.absent("No phases.", "No batch was recorded.");
   page.paragraph(
       "Ideally nearly all of the loop is spent in TRAIN and EVAL. Parts of train_batch are indented and are in its "
       "figures already.");
@@ -292,10 +262,8 @@ void write_framework(Page& page, const Input& input) {
               {{"phase"}, {"total", true}, {"of the loop", true}, {"p50", true}, {"p99", true}});
   for (const PhaseSummary& phase : s.phases) {
     const bool part = phase.name.find('.') != std::string::npos;
-    table.row({Cell((part ? "\u2003" : "") + phase.name).colored(phase_color(phase.name)),
-               Cell(seconds_text(phase.seconds), phase.seconds),
-               Cell(format_percent(phase.share), phase.share, phase.share),
-               Cell(seconds_text(phase.p50_s), phase.p50_s), Cell(seconds_text(phase.p99_s), phase.p99_s)});
+    table.row({Cell((part ? "\u2003" : "") + phase.name).colored(phase_color(phase.name)), Cell::seconds(phase.seconds),
+               Cell::share(phase.share), Cell::seconds(phase.p50_s), Cell::seconds(phase.p99_s)});
   }
   page.table(table);
   write_scopes(page, s);
@@ -314,7 +282,7 @@ void write_operators(Page& page, const Input& input) {
   } else {
     write_devices(page, operators);
     if (operators.gpu.rows.empty())
-      page.absent("No GPU operators.", "The traces have none: the ranks computed on CPUs.", "");
+      page.absent("No GPU operators.", "The traces have none: the ranks computed on CPUs.");
   }
   page.list(operators.notes);
 }
@@ -329,18 +297,16 @@ void write_roofline(Page& page, const Input& input) {
   }
   const auto& account = input.analysis.summary.compute;
   if (!account) {
-    page.absent("No count of FLOPs.", "The run trained fewer than two batches, or was a mock run that trains nothing.",
-                "");
-    return;
+    return page.absent("No count of FLOPs.",
+                       "The run trained fewer than two batches, or was a mock run that trains nothing.");
   }
   write_compute_facts(page, *account);
   const Roofline& roofline = input.analysis.roofline;
   if (roofline.operators.empty()) {
-    page.absent("No times of operators.",
-                roofline.device == "cpu" ? "The rank ended before it wrote them."
-                                         : "GPUs finish operators after the host has gone on.",
-                "A trace has those of GPUs: 'dtrain trace --now RUN' while it runs.");
-    return;
+    return page.absent("No times of operators.",
+                       roofline.device == "cpu" ? "The rank ended before it wrote them."
+                                                : "GPUs finish operators after the host has gone on.",
+                       "A trace has those of GPUs: 'dtrain trace --now RUN' while it runs.");
   }
   page.paragraph(
       "An operator that is far from its ideal is slow because of its shapes, its memory format, its type, or its "

@@ -39,11 +39,6 @@ std::string versions(const RunProfile& run) {
   return parts.empty() ? "not recorded" : join(parts, ", ");
 }
 
-std::string ran_for(const Input& input) {
-  if (input.end_s() <= 0) return "not known";
-  return seconds_text(input.end_s());
-}
-
 void write_facts(Page& page, const Input& input) {
   const RunSummary& s = input.analysis.summary;
   std::set<std::string> hosts;
@@ -54,7 +49,7 @@ void write_facts(Page& page, const Input& input) {
   std::vector<std::pair<std::string, std::string>> facts = {
       {"started", first.empty() ? "not known" : first},
       {"ended", s.state.empty() ? "it has not" : last},
-      {"ran for" + of_attempt, ran_for(input)},
+      {"ran for" + of_attempt, input.end_s() > 0 ? seconds_text(input.end_s()) : "not known"},
       {"ranks", fmt::format("{} on {}", s.world_size, count_of(hosts.size(), "host"))},
       {"trained" + of_attempt, batches_text(s)},
       {"samples" + of_attempt, count_text(s.samples)},
@@ -116,17 +111,13 @@ void write_ranks(Page& page, const Input& input) {
                {"ended"}});
   for (const RankSummary& rank : input.analysis.summary.ranks) {
     const double steps = static_cast<double>(std::max<std::int64_t>(1, rank.steps));
-    const auto per_step = [&](double seconds) { return Cell(seconds_text(seconds / steps), seconds / steps); };
-    table.row(
-        {Cell("rank " + std::to_string(rank.rank), rank.rank), rank.host,
-         Cell(format_rate(rank.samples_per_s), rank.samples_per_s),
-         Cell(count_text(rank.steps), static_cast<double>(rank.steps)), per_step(rank.compute_s),
-         per_step(rank.optimizer_s), per_step(rank.data_s), per_step(rank.exposed_s),
-         Cell(seconds_text(rank.step_p50_s), rank.step_p50_s), Cell(seconds_text(rank.step_p99_s), rank.step_p99_s),
-         rank.peak_resident_bytes > 0 ? Cell(format_bytes(rank.peak_resident_bytes), rank.peak_resident_bytes)
-                                      : Cell("-"),
-         rank.ended.empty() ? "not recorded" : rank.ended},
-        rank.rank);
+    const auto per_step = [&](double seconds) { return Cell::seconds(seconds / steps); };
+    table.row({Cell::rank(rank.rank), rank.host, Cell::rate(rank.samples_per_s), Cell::count(rank.steps),
+               per_step(rank.compute_s), per_step(rank.optimizer_s), per_step(rank.data_s), per_step(rank.exposed_s),
+               Cell::seconds(rank.step_p50_s), Cell::seconds(rank.step_p99_s),
+               rank.peak_resident_bytes > 0 ? Cell::bytes(rank.peak_resident_bytes) : Cell("-"),
+               rank.ended.empty() ? "not recorded" : rank.ended},
+              rank.rank);
   }
   page.table(table);
 }

@@ -28,8 +28,7 @@ void write_values(Page& page, const RunCurves& run) {
     const std::int64_t bad = curve.non_finite();
     const bool metric = curve.kind == CurveKind::kTraining || curve.kind == CurveKind::kValidation;
     table.row({curve.name, metric ? word_of(curve.kind) : "training", value_cell(curve.least()),
-               value_cell(curve.greatest()), value_cell(curve.last()),
-               bad > 0 ? Cell(count_text(bad), static_cast<double>(bad)) : Cell("-")});
+               value_cell(curve.greatest()), value_cell(curve.last()), bad > 0 ? Cell::count(bad) : Cell("-")});
   }
   page.table(table);
 }
@@ -55,7 +54,7 @@ void write_attempts(Page& page, const RunHistory& history) {
     const double ran_s = attempt.ended_s ? *attempt.ended_s - attempt.started_s : 0;
     table.row({Cell(std::to_string(attempt.attempt), attempt.attempt),
                Cell(batches_text(attempt), static_cast<double>(attempt.from_batch)),
-               attempt.ended_s ? Cell(seconds_text(ran_s), ran_s) : Cell("-"), end_text(attempt)});
+               attempt.ended_s ? Cell::seconds(ran_s) : Cell("-"), end_text(attempt)});
   }
   page.table(table);
 }
@@ -64,9 +63,9 @@ bool smaller_is_better(const Json& experiment) {
   return value_at<bool>(object_at(experiment, "searcher"), "smaller_is_better").value_or(true);
 }
 
-Cell metric_cell(const CheckpointAccount& one) {
-  if (!one.metric_value) return "-";
-  return {fmt::format("{} = {:.6g}", one.metric, *one.metric_value), *one.metric_value};
+Cell metric_cell(const CheckpointAccount& checkpoint) {
+  if (!checkpoint.metric_value) return "-";
+  return {fmt::format("{} = {:.6g}", checkpoint.metric, *checkpoint.metric_value), *checkpoint.metric_value};
 }
 
 void write_saved(Page& page, const Input& input) {
@@ -84,17 +83,15 @@ void write_saved(Page& page, const Input& input) {
                {"copied in", true, "the longest time that a rank copied its state; training waits for it"},
                {"waited", true, "the saver, for ranks and other hosts"},
                {"written in", true, "from the first byte until it was durable"}});
-  for (const CheckpointAccount& one : history.checkpoints) {
-    std::string kept = one.fate == CheckpointFate::kKept ? "yes" : word_of(one.fate);
-    if (&one == best) kept += ", best";
-    if (&one == latest) kept += ", latest";
-    table.row({Cell(count_text(one.step), static_cast<double>(one.step)),
-               Cell(count_text(one.epoch + 1), static_cast<double>(one.epoch)),
-               one.attempt > 0 ? Cell(std::to_string(one.attempt), one.attempt) : Cell("-"), one.reason,
-               metric_cell(one), kept,
-               Cell(format_bytes(static_cast<double>(one.bytes)), static_cast<double>(one.bytes)),
-               Cell(seconds_text(one.copy_s), one.copy_s), Cell(seconds_text(one.wait_s), one.wait_s),
-               Cell(seconds_text(one.write_s), one.write_s)});
+  for (const CheckpointAccount& checkpoint : history.checkpoints) {
+    std::string kept = checkpoint.fate == CheckpointFate::kKept ? "yes" : word_of(checkpoint.fate);
+    if (&checkpoint == best) kept += ", best";
+    if (&checkpoint == latest) kept += ", latest";
+    table.row({Cell::count(checkpoint.step),
+               Cell(count_text(checkpoint.epoch + 1), static_cast<double>(checkpoint.epoch)),
+               checkpoint.attempt > 0 ? Cell(std::to_string(checkpoint.attempt), checkpoint.attempt) : Cell("-"),
+               checkpoint.reason, metric_cell(checkpoint), kept, Cell::bytes(static_cast<double>(checkpoint.bytes)),
+               Cell::seconds(checkpoint.copy_s), Cell::seconds(checkpoint.wait_s), Cell::seconds(checkpoint.write_s)});
   }
   page.table(table);
 }
@@ -105,9 +102,8 @@ void write_learning(Page& page, const Input& input) {
   page.begin_section("learning", "Learning");
   const RunCurves run = curves_of(input.run);
   if (run.curves.empty()) {
-    page.absent("No metrics.", "The run has written no training or validation metrics.",
-                "They are written after every scheduling_unit batches, after each validation and at the end.");
-    return;
+    return page.absent("No metrics.", "The run has written no training or validation metrics.",
+                       "They are written after every scheduling_unit batches, after each validation and at the end.");
   }
   if (const std::string text = about_attempts(run); !text.empty()) page.paragraph(text);
   const auto is_bad = [](const Curve& curve) { return curve.non_finite() > 0; };
@@ -132,9 +128,8 @@ void write_checkpoints(Page& page, const Input& input) {
   for (const SaveTrouble& trouble : history.troubles) page.paragraph(text_of(trouble) + ".");
   if (history.attempts.size() > 1) write_attempts(page, history);
   if (history.checkpoints.empty()) {
-    page.paragraph(
+    return page.paragraph(
         "min_checkpoint_period and checkpoint_policy in the experiment file say when checkpoints are saved.");
-    return;
   }
   write_saved(page, input);
 }

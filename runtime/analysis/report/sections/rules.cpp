@@ -37,7 +37,7 @@ void write_group(Page& page, const std::vector<const Finding*>& rules, const std
     table.row({rule->id, rule->title, rule->advice,
                rule->applicable() ? Cell(fmt::format("{} {}", count_text(rule->triggered), rule->unit), triggered)
                                   : Cell("not applicable", -1),
-               Cell(count_text(rule->datapoints), static_cast<double>(rule->datapoints)), pairs_text(rule->parameters),
+               Cell::count(rule->datapoints), pairs_text(rule->parameters),
                rule->applicable() ? pairs_text(rule->counts) : rule->why_not});
   }
   page.table(table);
@@ -47,7 +47,7 @@ void write_group(Page& page, const std::vector<const Finding*>& rules, const std
 
 const Finding* find_rule(const Input& input, const std::string& name) {
   const std::vector<Finding>& rules = input.analysis.rules;
-  const auto rule = std::find_if(rules.begin(), rules.end(), [&](const Finding& one) { return one.id == name; });
+  const auto rule = std::ranges::find_if(rules, [&](const Finding& finding) { return finding.id == name; });
   return rule == rules.end() ? nullptr : &*rule;
 }
 
@@ -64,10 +64,7 @@ std::string pairs_text(const Json& object) {
 void write_rule(Page& page, const Input& input, const std::string& name) {
   const Finding* rule = find_rule(input, name);
   if (!rule) return;
-  if (!rule->applicable()) {
-    page.absent(fmt::format("The rule {} does not apply.", name), rule->why_not + ".", "");
-    return;
-  }
+  if (!rule->applicable()) return page.absent(fmt::format("The rule {} does not apply.", name), rule->why_not + ".");
   const std::string parameters = pairs_text(rule->parameters);
   page.paragraph(
       fmt::format("The rule {}: {} Parameters: {}. It judged {} data points and was triggered {} times ({}); it "
@@ -88,10 +85,7 @@ void write_rules(Page& page, const Input& input) {
   page.begin_section("rules", "Rules");
   std::vector<const Finding*> rules;
   for (const Finding& rule : input.analysis.rules) rules.push_back(&rule);
-  if (rules.empty()) {
-    page.absent("No rule was evaluated.", "The analysis has none.", "");
-    return;
-  }
+  if (rules.empty()) return page.absent("No rule was evaluated.", "The analysis has none.");
   std::stable_sort(rules.begin(), rules.end(), [](const Finding* a, const Finding* b) {
     return std::pair(a->applicable(), a->triggered) > std::pair(b->applicable(), b->triggered);
   });

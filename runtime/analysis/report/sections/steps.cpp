@@ -42,10 +42,6 @@ using Groups = std::vector<double>;  // seconds, by phase group
 constexpr double kSigmas = 3;
 constexpr auto kValidationPhase = static_cast<std::size_t>(profile::Phase::kValidation);
 
-bool is_validation(const PhaseGroup& group) {
-  return group.phases.front() == profile::Phase::kValidation;
-}
-
 Groups groups_of(const StepLine& step) {
   Groups result;
   for (const PhaseGroup& group : phase_groups())
@@ -64,24 +60,25 @@ Groups medians_of(const RankProfile& rank) {
   return result;
 }
 
-const SystemLine* sample_near(const AgentProfile* agent, std::int64_t time_ns) {
-  if (!agent || agent->samples.empty()) return nullptr;
+const SystemLine* sample_near(const MonitorProfile* monitor, std::int64_t time_ns) {
+  if (!monitor || monitor->samples.empty()) return nullptr;
   const auto after =
-      std::lower_bound(agent->samples.begin(), agent->samples.end(), time_ns,
+      std::lower_bound(monitor->samples.begin(), monitor->samples.end(), time_ns,
                        [](const SystemLine& sample, std::int64_t time) { return sample.time_ns < time; });
-  return after == agent->samples.end() ? &agent->samples.back() : &*after;
+  return after == monitor->samples.end() ? &monitor->samples.back() : &*after;
 }
 
 void explain_outlier(const Input& input, const Groups& normal, Outlier& outlier) {
   const Groups groups = groups_of(*outlier.step);
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const double excess = groups[i] - normal[i];
-    if (excess <= outlier.group_excess_s || is_validation(phase_groups()[i])) continue;
+    const bool is_validation = phase_groups()[i].phases.front() == profile::Phase::kValidation;
+    if (excess <= outlier.group_excess_s || is_validation) continue;
     outlier.group_excess_s = excess;
     outlier.group = phase_groups()[i].name;
   }
   const std::int64_t middle_ns = outlier.step->start_ns + outlier.step->wall_ns / 2;
-  outlier.system = sample_near(input.run.agent_of(*outlier.rank), middle_ns);
+  outlier.system = sample_near(input.run.monitor_of(*outlier.rank), middle_ns);
 }
 
 struct UsualPhases {
@@ -97,10 +94,11 @@ std::map<int, UsualPhases> usual_steps(const Input& input, OutlierReport& report
   }
   const Finding* rule = find_rule(input, "StepOutlier");
   if (!rule || !rule->details.contains("series")) return result;
-  for (const Json& one : rule->details["series"]) {
-    const bool eval = text(one, "mode") == "EVAL";
-    (eval ? report.eval : report.train) += integer(one, "outliers");
-    if (!eval) result[static_cast<int>(integer(one, "rank"))] = {number(one, "median_s"), number(one, "threshold_s")};
+  for (const Json& series : rule->details["series"]) {
+    const bool eval = text(series, "mode") == "EVAL";
+    (eval ? report.eval : report.train) += integer(series, "outliers");
+    if (eval) continue;
+    result[static_cast<int>(integer(series, "rank"))] = {number(series, "median_s"), number(series, "threshold_s")};
   }
   return result;
 }
@@ -115,7 +113,7 @@ struct PhaseMeans {
   }
   Groups means() const {
     Groups result = sums;
-    for (double& one : result) one /= std::max(1.0, steps);
+    for (double& mean : result) mean /= std::max(1.0, steps);
     return result;
   }
 };
@@ -152,14 +150,9 @@ OutlierReport find_outliers(const Input& input) {
     report.longest.push_back(outlier);
   }
   report.batches = static_cast<std::int64_t>(batches.size());
-  std::stable_sort(report.longest.begin(), report.longest.end(),
-                   [](const Outlier& a, const Outlier& b) { return a.excess_s > b.excess_s; });
+  std::ranges::stable_sort(report.longest, [](const Outlier& a, const Outlier& b) { return a.excess_s > b.excess_s; });
   if (report.longest.size() > kMostOutliers) report.longest.resize(kMostOutliers);
   return report;
-}
-
-Cell seconds_cell(double seconds) {
-  return {seconds_text(seconds), seconds};
 }
 
 void write_statistics(Page& page, const Input& input) {
@@ -174,9 +167,9 @@ void write_statistics(Page& page, const Input& input) {
                                   {"MAD", true, "median absolute deviation from the median: outliers do not move it"},
                                   {"batches", true}});
   const auto row = [&](const std::string& name, const StepStatistics& s, int rank) {
-    table.row({name, seconds_cell(s.mean_s), seconds_cell(s.max_s), seconds_cell(s.p99_s), seconds_cell(s.p95_s),
-               seconds_cell(s.median_s), seconds_cell(s.min_s), seconds_cell(s.stddev_s), seconds_cell(s.mad_s),
-               Cell(count_text(s.count), static_cast<double>(s.count))},
+    table.row({name, Cell::seconds(s.mean_s), Cell::seconds(s.max_s), Cell::seconds(s.p99_s), Cell::seconds(s.p95_s),
+               Cell::seconds(s.median_s), Cell::seconds(s.min_s), Cell::seconds(s.stddev_s), Cell::seconds(s.mad_s),
+               Cell::count(s.count)},
               rank);
   };
   row("all ranks", input.analysis.steps, -1);
@@ -216,17 +209,12 @@ void write_correlation(Page& page, const OutlierReport& outliers) {
                        {"sets",
                         {{{"name", "normal batches"}, {"color", "compute"}, {"y", rounded(outliers.normal_s)}},
                          {{"name", "outliers"}, {"color", "wait"}, {"y", rounded(outliers.outlier_s)}}}}}});
-  page.chart(
-      {.id = "outlier-modes",
-       .title = "TRAIN or EVAL",
-       .text = fmt::format("Over all ranks {} outliers among training batches and {} among validations.",
-                           count_text(outliers.train), count_text(outliers.eval)),
-       .spec = {
-           {"kind", "shares"},
-           {"labels", {"TRAIN", "EVAL"}},
-           {"y", {{"unit", ""}}},
-           {"sets",
-            {{{"name", "outliers"}, {"y", {outliers.train, outliers.eval}}, {"colors", {"compute", "validation"}}}}}}});
+  page.chart({.id = "outlier-modes",
+              .title = "TRAIN or EVAL",
+              .text = fmt::format("Over all ranks {} outliers among training batches and {} among validations.",
+                                  count_text(outliers.train), count_text(outliers.eval)),
+              .spec = shares_chart({"TRAIN", "EVAL"}, "outliers", {outliers.train, outliers.eval},
+                                   {"compute", "validation"}, "")});
   page.end_columns();
   Table table(fmt::format("The {} longest outliers, and what happened then", outliers.longest.size()),
               {{"batch"},
@@ -238,15 +226,16 @@ void write_correlation(Page& page, const OutlierReport& outliers) {
                {"disk wait", true, "time in which cores had nothing to do but wait for a disk"},
                {"disk read MiB/s", true},
                {"network in MiB/s", true}});
-  for (const Outlier& one : outliers.longest) {
+  for (const Outlier& outlier : outliers.longest) {
     table.row(
-        {Cell(count_text(one.step->batch), static_cast<double>(one.step->batch)),
-         Cell(std::to_string(one.rank->rank), one.rank->rank), seconds_cell(one.seconds), seconds_cell(one.excess_s),
-         one.group.empty() ? std::string("-") : fmt::format("{} (+{})", one.group, seconds_text(one.group_excess_s)),
-         metric_cell(one.system, "cpu_util_simple", as_is, "%"), metric_cell(one.system, "io_wait", as_is, "%"),
-         metric_cell(one.system, "disk_throughput_read", in_mebibytes, ""),
-         metric_cell(one.system, "net_throughput_recv", in_mebibytes, "")},
-        one.rank->rank);
+        {Cell::count(outlier.step->batch), Cell(std::to_string(outlier.rank->rank), outlier.rank->rank),
+         Cell::seconds(outlier.seconds), Cell::seconds(outlier.excess_s),
+         outlier.group.empty() ? std::string("-")
+                               : fmt::format("{} (+{})", outlier.group, seconds_text(outlier.group_excess_s)),
+         metric_cell(outlier.system, "cpu_util_simple", as_is, "%"), metric_cell(outlier.system, "io_wait", as_is, "%"),
+         metric_cell(outlier.system, "disk_throughput_read", in_mebibytes, ""),
+         metric_cell(outlier.system, "net_throughput_recv", in_mebibytes, "")},
+        outlier.rank->rank);
   }
   page.table(table);
 }
@@ -325,10 +314,7 @@ Json row_of(const Input& input, const RankProfile& rank, const Axis& axis) {
 void write_steps(Page& page, const Input& input) {
   page.begin_section("steps", "Batch durations");
   const StepStatistics& steps = input.analysis.steps;
-  if (steps.count == 0) {
-    page.absent("No durations.", "No batch was recorded.", "");
-    return;
-  }
+  if (steps.count == 0) return page.absent("No durations.", "No batch was recorded.");
   write_statistics(page, input);
   page.chart({.id = "step-histogram",
               .title = "How durations of batches are distributed",
@@ -340,10 +326,7 @@ void write_steps(Page& page, const Input& input) {
   page.heading("Outliers");
   const OutlierReport outliers = find_outliers(input);
   write_rule(page, input, "StepOutlier");
-  if (outliers.batches == 0) {
-    page.paragraph("No batch was an outlier.");
-    return;
-  }
+  if (outliers.batches == 0) return page.paragraph("No batch was an outlier.");
   page.paragraph(fmt::format("{} batches have outliers; together they took {} more than as many of median length.",
                              count_text(outliers.batches), seconds_text(outliers.seconds)));
   write_correlation(page, outliers);
@@ -352,8 +335,7 @@ void write_steps(Page& page, const Input& input) {
 // The section with each rank's phases over time.
 
 Json timeline_spec(const Input& input) {
-  const bool any = std::any_of(input.run.ranks.begin(), input.run.ranks.end(),
-                               [](const RankProfile& rank) { return rank.step_count() > 0; });
+  const bool any = std::ranges::any_of(input.run.ranks, [](const RankProfile& rank) { return rank.step_count() > 0; });
   if (!any || input.end_s() <= 0) return nullptr;
   Axis axis;
   axis.columns = Input::columns(input.drawn().size() * (phase_groups().size() + 1), kMostCells);
@@ -368,10 +350,7 @@ Json timeline_spec(const Input& input) {
 void write_timeline(Page& page, const Input& input) {
   page.begin_section("timeline", "Timeline of the ranks");
   Json spec = timeline_spec(input);
-  if (spec.is_null()) {
-    page.absent("No timeline.", "No batch was recorded.", "");
-    return;
-  }
+  if (spec.is_null()) return page.absent("No timeline.", "No batch was recorded.");
   const RunSummary& s = input.analysis.summary;
   std::string most = "nothing";
   double most_share = 0;

@@ -71,10 +71,8 @@ const std::vector<Picture>& pictures() {
 }
 
 const GpuMemory* gpu_memory_of(const Input& input, const RankProfile& rank) {
-  for (const RankSummary& summary : input.analysis.summary.ranks) {
-    if (summary.rank == rank.rank) return summary.gpu_memory ? &*summary.gpu_memory : nullptr;
-  }
-  return nullptr;
+  const RankSummary* const summary = input.analysis.summary.find_rank(rank.rank);
+  return summary && summary->gpu_memory ? &*summary->gpu_memory : nullptr;
 }
 
 void write_gpu_memory_of_ranks(Page& page, const Input& input) {
@@ -97,12 +95,11 @@ void write_gpu_memory_of_ranks(Page& page, const Input& input) {
   for (const RankProfile* rank : input.drawn()) {
     const GpuMemory* const memory = gpu_memory_of(input, *rank);
     if (memory == nullptr) continue;
-    std::vector<Cell> cells = {Cell("rank " + std::to_string(rank->rank), rank->rank),
-                               Cell(format_bytes(memory->reserved_bytes), memory->reserved_bytes)};
+    std::vector<Cell> cells = {Cell::rank(rank->rank), Cell::bytes(memory->reserved_bytes)};
     for (const std::string& name : shown) {
       const auto found = std::find_if(memory->of_phases.begin(), memory->of_phases.end(),
                                       [&](const auto& of_phase) { return of_phase.first == name; });
-      cells.push_back(found == memory->of_phases.end() ? Cell("-") : Cell(format_bytes(found->second), found->second));
+      cells.push_back(found == memory->of_phases.end() ? Cell("-") : Cell::bytes(found->second));
     }
     table.row(cells, rank->rank);
   }
@@ -121,10 +118,10 @@ constexpr std::size_t kMostHosts = 8;
 Json core_bars(const RunProfile& run) {
   std::size_t cores = 0;
   Json sets = Json::array();
-  for (const AgentProfile& agent : run.agents) {
+  for (const MonitorProfile& monitor : run.monitors) {
     std::vector<double> sums;
     double samples = 0;
-    for (const SystemLine& sample : agent.samples) {
+    for (const SystemLine& sample : monitor.samples) {
       sums.resize(std::max(sums.size(), std::min(sample.cpu_util_per_core.size(), kMostCores)), 0);
       for (std::size_t i = 0; i < std::min(sums.size(), sample.cpu_util_per_core.size()); ++i) {
         sums[i] += sample.cpu_util_per_core[i];
@@ -134,7 +131,7 @@ Json core_bars(const RunProfile& run) {
     if (sums.empty() || sets.size() >= kMostHosts) continue;
     for (double& sum : sums) sum /= samples;
     cores = std::max(cores, sums.size());
-    sets.push_back({{"name", host_name(agent)}, {"y", rounded(sums, 3)}});
+    sets.push_back({{"name", host_name(monitor)}, {"y", rounded(sums, 3)}});
   }
   if (sets.empty()) return nullptr;
   Json labels = Json::array();
@@ -149,13 +146,13 @@ Json core_bars(const RunProfile& run) {
 Json process_series(const Input& input, auto ProcessLine::*value, const std::string& title) {
   return lines_of_ranks(input, title, "percent", kMostPoints / 2, [&](const RankProfile& rank) {
     std::vector<Point> points;
-    const AgentProfile* agent = input.run.agent_of(rank);
-    if (!agent) return points;
-    for (const SystemLine& sample : agent->samples) {
+    const MonitorProfile* monitor = input.run.monitor_of(rank);
+    if (!monitor) return points;
+    for (const SystemLine& sample : monitor->samples) {
       for (const ProcessLine& process : sample.processes) {
         const std::optional<double> percent = process.*value;
         if (process.rank != rank.rank || percent.value_or(-1) < 0) continue;
-        points.push_back(point(input.seconds(*agent, sample.time_ns), *percent));
+        points.push_back(point(input.seconds(*monitor, sample.time_ns), *percent));
       }
     }
     return points;
@@ -181,9 +178,9 @@ void write_system(Page& page, const Input& input) {
     for (const GpuSummary& gpu : agent.gpus) add_rows(table, fmt::format("{} GPU {}", host, gpu.index), gpu.metrics);
   }
   if (table.empty()) {
-    page.absent("No system metrics.", "No agent's dump with samples is in the run's profile folder.",
-                "One agent a host writes it (profile/agent-*.jsonl); a run of under half a second has no sample.");
-    return;
+    return page.absent(
+        "No system metrics.", "No agent's dump with samples is in the run's profile folder.",
+        "One agent a host writes it (profile/agent-*.jsonl); a run of under half a second has no sample.");
   }
   page.table(table);
   page.begin_columns();
@@ -208,15 +205,15 @@ void write_memory(Page& page, const Input& input) {
                 .text = "By all processes together, as percent of what the GPU has.",
                 .spec = std::move(spec)});
   } else {
-    page.absent("No GPU memory.", "No agent saw a GPU.", "");
+    page.absent("No GPU memory.", "No agent saw a GPU.");
   }
   write_gpu_memory_of_ranks(page, input);
   page.heading("Memory of the ranks");
   write_rule(page, input, "HostMemoryFull");
   Json ranks = rank_memory_series(input);
   if (ranks.is_null()) {
-    page.absent("No memory of ranks.", "No sample was taken while a rank ran.", "A run of a second or more has some.");
-    return;
+    return page.absent("No memory of ranks.", "No sample was taken while a rank ran.",
+                       "A run of a second or more has some.");
   }
   page.chart({.id = "rank-memory",
               .title = "Resident memory of each rank",
@@ -234,8 +231,7 @@ void write_cpu_bottlenecks(Page& page, const Input& input) {
   write_rule(page, input, "IdleCores");
   Json cores = core_bars(input.run);
   if (cores.is_null()) {
-    page.absent("No CPU figures.", "No agent took a sample.", "A run of a second or more has some.");
-    return;
+    return page.absent("No CPU figures.", "No agent took a sample.", "A run of a second or more has some.");
   }
   page.begin_columns();
   page.chart({.id = "core-bars",
@@ -264,8 +260,7 @@ void write_io_bottlenecks(Page& page, const Input& input) {
   write_rule(page, input, "DiskRate");
   Json wait = host_series(input, {{"io_wait", "waiting for a disk"}}, "of all cores", "percent");
   if (wait.is_null()) {
-    page.absent("No figures about disks.", "No agent took a sample.", "A run of a second or more has some.");
-    return;
+    return page.absent("No figures about disks.", "No agent took a sample.", "A run of a second or more has some.");
   }
   page.begin_columns();
   page.chart({.id = "io-wait",
@@ -288,10 +283,9 @@ void write_gpu_utilization(Page& page, const Input& input) {
   write_rule(page, input, "LowGPUUtilization");
   Json spec = gpu_series(input, "gpu_util", "utilization", "percent");
   if (spec.is_null()) {
-    page.absent(
+    return page.absent(
         "No GPU figures.", "No agent saw a GPU: the machines have none, or NVIDIA's driver does not answer there.",
         "How busy the CPUs were is under System usage and CPU bottlenecks; 'dtrain doctor' shows which GPUs it finds.");
-    return;
   }
   page.chart({.id = "gpu-series",
               .title = "Utilization of each GPU",

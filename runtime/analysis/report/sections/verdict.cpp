@@ -67,9 +67,9 @@ void write_others(Page& page, const std::vector<Finding>& findings) {
               {{"finding"}, {"seconds", true}, {"of the loop", true}, {"what to do"}, {"evidence"}});
   for (std::size_t i = kShown; i < findings.size(); ++i) {
     const Finding& finding = findings[i];
-    table.row({finding.title, Cell(seconds_text(finding.seconds), finding.seconds),
-               Cell(format_percent(finding.share), finding.share), finding.advice, finding.evidence},
-              finding.rank);
+    table.row(
+        {finding.title, Cell::seconds(finding.seconds), Cell::percent(finding.share), finding.advice, finding.evidence},
+        finding.rank);
   }
   page.table(table);
 }
@@ -91,10 +91,8 @@ void write_changes(Page& page, const WhatIf& what_if) {
     labels.push_back(change.title);
     rates.push_back(rounded(change.samples_per_s));
     colors.push_back("compute");
-    table.row({change.title, Cell(signed_percent(change.gain), change.gain),
-               Cell(format_rate(change.samples_per_s), change.samples_per_s),
-               Cell(seconds_text(change.step_s), change.step_s), Cell(seconds_text(change.saved_s), change.saved_s),
-               change.assumption,
+    table.row({change.title, Cell(signed_percent(change.gain), change.gain), Cell::rate(change.samples_per_s),
+               Cell::seconds(change.step_s), Cell::seconds(change.saved_s), change.assumption,
                change.mock.empty() && change.set.empty()
                    ? Cell("-")
                    : Cell("dtrain launch " + (change.set.empty() ? "--mock " + change.mock : "--set " + change.set))});
@@ -127,10 +125,8 @@ void write_scaling(Page& page, const WhatIf& what_if) {
     labels.push_back(std::to_string(prediction.world_size));
     predicted.push_back(rounded(prediction.samples_per_s));
     perfect.push_back(efficiency > 0 ? Json(rounded(prediction.samples_per_s / efficiency)) : Json(nullptr));
-    table.row({Cell(std::to_string(prediction.world_size), prediction.world_size),
-               Cell(format_rate(prediction.samples_per_s), prediction.samples_per_s),
-               Cell(seconds_text(prediction.step_s), prediction.step_s),
-               efficiency > 0 ? Cell(format_percent(efficiency), efficiency, efficiency) : Cell("-"),
+    table.row({Cell(std::to_string(prediction.world_size), prediction.world_size), Cell::rate(prediction.samples_per_s),
+               Cell::seconds(prediction.step_s), efficiency > 0 ? Cell::share(efficiency) : Cell("-"),
                prediction.assumption});
   }
   page.chart({.id = "scaling-chart",
@@ -203,15 +199,13 @@ void write_verdict(Page& page, const Input& input) {
         fmt::format("<p class=\"warning\"><strong>The run did not complete.</strong> {}</p>\n", html_escaped(s.cause)));
   }
   if (s.steps == 0) {
-    page.absent("No batch was recorded.", "The run ended before its first batch, or was not profiled.",
-                "The log of rank 0 shows what happened: see 'dtrain logs'.");
-    return;
+    return page.absent("No batch was recorded.", "The run ended before its first batch, or was not profiled.",
+                       "The log of rank 0 shows what happened: see 'dtrain logs'.");
   }
   write_tiles(page, input);
   const std::vector<Finding>& findings = input.analysis.findings;
   if (findings.empty()) {
-    page.paragraph("Nothing stands out: no rank, phase or resource takes time that a change would save.");
-    return;
+    return page.paragraph("Nothing stands out: no rank, phase or resource takes time that a change would save.");
   }
   page.heading(findings.size() > 1 ? "What costs most" : "What costs most, and all that was found");
   std::string items = "<ol class=\"findings\">\n";
@@ -242,8 +236,7 @@ void write_waterfall(Page& page, const Input& input) {
   page.begin_section("waterfall", "From ideal to measured");
   const Waterfall& waterfall = input.analysis.waterfall;
   if (waterfall.parts.empty() || waterfall.wall_s <= 0) {
-    page.absent("No waterfall.", "No batch was recorded, so there is nothing to divide up.", "");
-    return;
+    return page.absent("No waterfall.", "No batch was recorded, so there is nothing to divide up.");
   }
   const std::string attempt = attempt_name(input.analysis.summary);
   page.paragraph(fmt::format(
@@ -263,14 +256,13 @@ void write_waterfall(Page& page, const Input& input) {
     notes.push_back("(" + format_percent(part.share) + ")");
     sum_s += part.seconds;
     share += part.share;
-    table.row({Cell(part.name).colored(part_color(part.name)), Cell(seconds_text(part.seconds), part.seconds),
-               Cell(format_percent(part.share), part.share, part.share), part.description});
+    table.row({Cell(part.name).colored(part_color(part.name)), Cell::seconds(part.seconds), Cell::share(part.share),
+               part.description});
   }
-  table.row({"all", Cell(seconds_text(sum_s), sum_s), Cell(format_percent(share), share), "the wall time of the loop"});
+  table.row({"all", Cell::seconds(sum_s), Cell::percent(share), "the wall time of the loop"});
   if (waterfall.no_core_s) {
     const double part = *waterfall.no_core_s / waterfall.wall_s;
-    table.row({"of that no core", Cell(seconds_text(*waterfall.no_core_s), *waterfall.no_core_s),
-               Cell(format_percent(part), part),
+    table.row({"of that no core", Cell::seconds(*waterfall.no_core_s), Cell::percent(part),
                "a training thread could have run and had no core: across the parts above, mean of the ranks"});
   }
   const Json values = {{"name", "seconds"}, {"low", low}, {"y", high}, {"colors", colors}, {"notes", notes}};
@@ -294,11 +286,10 @@ void write_stragglers(Page& page, const Input& input) {
   page.begin_section("stragglers", "Who waits for whom");
   const Stragglers& stragglers = input.analysis.stragglers;
   if (input.run.ranks.size() < 2 || stragglers.ranks.empty() || stragglers.compared_steps == 0) {
-    page.absent("No comparison of ranks.",
-                input.run.ranks.size() < 2 ? "The dump of only one rank is there: it waits for no other."
-                                           : "There was no exchange that all ranks recorded.",
-                "Train on two slots or more (resources.slots_per_trial).");
-    return;
+    return page.absent("No comparison of ranks.",
+                       input.run.ranks.size() < 2 ? "The dump of only one rank is there: it waits for no other."
+                                                  : "There was no exchange that all ranks recorded.",
+                       "Train on two slots or more (resources.slots_per_trial).");
   }
   const Straggler& first = stragglers.ranks.front();
   page.paragraph(fmt::format("In {} compared exchanges ranks waited {} each (mean) for the last one to arrive. {}",
@@ -320,12 +311,11 @@ void write_stragglers(Page& page, const Input& input) {
                {"evidence"}});
   for (const Straggler& straggler : stragglers.ranks) {
     const double share = static_cast<double>(straggler.steps) / static_cast<double>(stragglers.compared_steps);
-    table.row({Cell("rank " + std::to_string(straggler.rank), straggler.rank), straggler.host,
+    table.row({Cell::rank(straggler.rank), straggler.host,
                Cell(fmt::format("{} ({})", count_text(straggler.steps), format_percent(share)),
                     static_cast<double>(straggler.steps), share)
                    .colored("skew"),
-               Cell(seconds_text(straggler.waited_s), straggler.waited_s),
-               Cell(seconds_text(straggler.cost_s), straggler.cost_s), straggler.cause, straggler.evidence},
+               Cell::seconds(straggler.waited_s), Cell::seconds(straggler.cost_s), straggler.cause, straggler.evidence},
               straggler.rank);
   }
   page.table(table);

@@ -218,7 +218,6 @@ using Settings = std::map<std::string, std::string>;
 
 // The settings in plan.json, without values that were measured or derived from others.
 Settings settings_of_plan(const Json& plan);
-// The settings of the experiment in plan.json.
 Settings settings_of_experiment(const Json& plan);
 
 struct SettingDifference {

@@ -58,7 +58,8 @@ struct RankProfile {
   std::int64_t phase_ns(profile::Phase phase) const;
 };
 
-struct AgentProfile {
+// The dump of a monitor (program dtrain-agent), which samples the machine of an agent and its ranks.
+struct MonitorProfile {
   std::string agent, host;
   Json header = Json::object();
   std::vector<SystemLine> samples;
@@ -72,7 +73,7 @@ struct RunProfile {
   std::string name;
   int world_size = 0;
   std::vector<RankProfile> ranks;                        // ascending by rank
-  std::vector<AgentProfile> agents;                      // ascending by id
+  std::vector<MonitorProfile> monitors;                  // ascending by id
   std::vector<profile::OperatorCounts> operator_counts;  // ascending by rank
   Json plan = Json::object();                            // plan.json
   Json experiment = Json::object();                      // as resolved in the plan
@@ -80,7 +81,7 @@ struct RunProfile {
   std::vector<std::string> warnings;
 
   const RankProfile* find_rank(int rank) const;
-  const AgentProfile* agent_of(const RankProfile& rank) const;
+  const MonitorProfile* monitor_of(const RankProfile& rank) const;
   // Converts a time of a rank's monotonic clock to rank 0's clock. Ranks of one host share a clock.
   std::int64_t to_common_ns(int rank, std::int64_t monotonic_ns) const;
   // The largest error of to_common_ns() between any two ranks; 0 on one host; empty: clocks were not compared.

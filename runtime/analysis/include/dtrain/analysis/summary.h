@@ -15,7 +15,6 @@
 
 namespace dtrain::analysis {
 
-// One phase over all batches of all ranks.
 struct PhaseSummary {
   std::string name;             // as in dumps; "train_batch" includes its parts
   double seconds = 0;           // mean over ranks of each rank's total
@@ -183,6 +182,8 @@ struct RunSummary {
   std::vector<AgentSummary> agents;
   std::string look_at;                // the first thing to look at, with its cost
   std::vector<std::string> warnings;  // reasons for which these numbers are incomplete
+
+  const RankSummary* find_rank(int rank) const;
 };
 
 // SystemError if there is no such folder; anything missing inside it is a warning of the result.

@@ -138,7 +138,6 @@ struct Bounds {
   bool real = false;       // plan.json shows 1.0, not 1
 };
 
-// The rule for a text.
 struct TextRule {
   const char* schema = "{}";                        // the rule as keywords of a JSON Schema
   bool (*good)(const std::string& text) = nullptr;  // null: every text is good

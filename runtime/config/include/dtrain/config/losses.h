@@ -208,7 +208,6 @@ std::vector<std::string> tensors_of(const std::variant<Losses...>& loss) {
       loss);
 }
 
-// Returns the words of the losses that take sequences.
 inline std::vector<std::string> losses_of_sequences() {
   std::vector<std::string> words;
   for (const std::string& word : dtrain::words_of<Loss>()) {

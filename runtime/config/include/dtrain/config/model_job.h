@@ -80,7 +80,6 @@ struct ModelJob {
   bool operator==(const ModelJob&) const = default;
 };
 
-// A file that `model` names.
 struct ModelFile {
   const char* key;  // "model", or of a pair "model.train" and "model.eval"
   std::filesystem::path path;

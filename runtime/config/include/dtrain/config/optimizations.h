@@ -47,19 +47,13 @@ inline void declare_keys(Keys& keys, LocalSgd& l) {
             compression_form(l.compression));
 }
 
-enum class ShardedOptimizer { kAuto, kOff, kOn };
 // auto, true or false
-std::unique_ptr<KeyType> sharded_form(ShardedOptimizer& sharded);
+enum class Switch { kAuto, kOff, kOn };
+std::unique_ptr<KeyType> switch_form(Switch& value);
 
-// The choice whether a rank keeps only the gradients that it updates with (ZeRO-2).
-enum class ShardedGradients { kAuto, kOff, kOn };
-// auto, true or false
-std::unique_ptr<KeyType> sharded_gradients_form(ShardedGradients& sharded);
-
-// The choice whether GPUs run a step as one CUDA graph.
-enum class CudaGraphs { kAuto, kOff, kOn };
-// auto, true or false
-std::unique_ptr<KeyType> cuda_graphs_form(CudaGraphs& graphs);
+using ShardedOptimizer = Switch;
+using ShardedGradients = Switch;  // whether a rank keeps only the gradients that it updates with (ZeRO-2)
+using CudaGraphs = Switch;        // whether GPUs run a step as one CUDA graph
 
 // The types in which a step computes.
 enum class Precision {
@@ -165,7 +159,7 @@ inline void declare_keys(Keys& keys, Optimizations& o) {
              "On GPUs: whether steps run as one CUDA graph, which the host launches at once; auto: for `model:` files. "
              "No effect on CPUs.",
              "[More](gpus.md#cuda-graphs)."},
-            cuda_graphs_form(o.cuda_graphs));
+            switch_form(o.cuda_graphs));
   keys.text({.name = "gradient_checkpointing",
              .text = "Of a model of torch.export: the modules that keep only their inputs and are computed again in "
                      "backward, which takes less memory and more time: patterns over their names, as in "
@@ -186,13 +180,13 @@ inline void declare_keys(Keys& keys, Optimizations& o) {
             compression_form(o.gradient_compression));
   keys.form({"sharded_optimizer", "Each rank updates only its part of the parameters; auto: if that is faster.",
              "[More](#sharded-updates)."},
-            sharded_form(o.sharded_optimizer));
+            switch_form(o.sharded_optimizer));
   keys.form(
       {"sharded_gradients",
        "With sharded updates: whether each rank keeps, after the exchange, only the gradients of its part; auto: if "
        "that costs next to nothing or memory is short; true also shards the updates. No effect on GPUs.",
        "[More](performance.md#memory-of-gradients)."},
-      sharded_gradients_form(o.sharded_gradients));
+      switch_form(o.sharded_gradients));
   keys.number({.name = "ema",
                .text = "The decay of an exponential moving average of the weights, which validation and the final "
                        "weights use; 0: none.",

@@ -29,7 +29,6 @@ inline constexpr std::array kLrScheduleKinds{Word<LrScheduleKind>{"constant", Lr
                                              Word<LrScheduleKind>{"cosine", LrScheduleKind::kCosine},
                                              Word<LrScheduleKind>{"one_cycle", LrScheduleKind::kOneCycle}};
 
-// The unit of a schedule's steps.
 enum class LrScheduleUnit { kSteps, kEpochs };
 inline constexpr std::array kLrScheduleUnits{Word<LrScheduleUnit>{"steps", LrScheduleUnit::kSteps},
                                              Word<LrScheduleUnit>{"epochs", LrScheduleUnit::kEpochs}};

@@ -14,7 +14,7 @@
 
 namespace dtrain::config {
 
-// The address at which the agent of each host answers Prometheus.
+// The address at which the monitor of each host answers Prometheus.
 struct Prometheus {
   std::string address = "127.0.0.1";  // IPv4, of the host; 0.0.0.0: all it has
   int port = 0;                       // 0: any that is free
@@ -64,7 +64,7 @@ struct Profiling {
   std::optional<std::int64_t> end_after_batch;
   bool sync_timings = true;              // on GPUs: the times of phases are those of the device
   std::optional<BatchRange> trace;       // instead of begin_on_batch and end_after_batch
-  std::optional<Prometheus> prometheus;  // empty: the agents do not listen
+  std::optional<Prometheus> prometheus;  // empty: the monitors do not listen
   bool calibration = true;               // `dtrain launch` measures a machine that it does not know
   // Returns the batches of which every operator is recorded.
   std::optional<BatchRange> traced() const;
@@ -127,7 +127,6 @@ bool find_rules_by(LoadRules load);
 void find_rules();
 bool has_rules();
 
-// The value of `profiling.rules`.
 class ProfilingRules {
  public:
   // All rules at their defaults. Throws std::logic_error in a program that has not loaded libdtrain_analysis.so, and
