@@ -194,7 +194,7 @@ TEST_F(TcpAttack, AStrangerThatComesFirstIsTakenForNoRank) {
         int rank = -1;
         for (tcp::socket& socket : strangers) {
           auto guess = Handshake::connecting(std::string(32, 'a'),
-                                             {.purpose = "data", .size = 3, .rank = rank++, .context = "0"});
+                                             {.purpose = "data", .size = 3, .rank = rank++});
           asio::error_code ended;  // it is, where all ranks have connected meanwhile
           asio::write(socket, asio::buffer(guess.receive(read_frame(socket))), ended);
         }

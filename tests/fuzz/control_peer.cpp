@@ -28,7 +28,6 @@ comm::Introduction introduction(int rank) {
           .session = "fuzz",
           .size = 2,
           .rank = rank,
-          .context = {},
           .pid = 1,
           .host = {}};
 }
