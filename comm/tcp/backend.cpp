@@ -156,9 +156,9 @@ void Meeting::call(Call& to) {
   }
   socket->async_connect(to.to, [this, &to, socket](asio::error_code error) {
     if (error) return call_again(to, error.message());
-    to.handshake = start_handshake(
-        std::move(*socket), Handshake::connecting(key_, introduction(to.rank, world_.rank)), parts_.options.security,
-        kProofTakes, [this, &to](Proven proven) { answered(to, std::move(proven)); });
+    to.handshake = start_handshake(std::move(*socket), Handshake::connecting(key_, introduction(to.rank, world_.rank)),
+                                   parts_.options.security, kProofTakes,
+                                   [this, &to](Proven proven) { answered(to, std::move(proven)); });
   });
 }
 

@@ -263,8 +263,8 @@ ProcessCores process_cores(const std::filesystem::path& root) {
   ProcessCores mine{.cores = static_cast<int>(usable_cores().size()), .cpus = static_cast<int>(affinity().size())};
   const Cgroups groups = cgroups_of(0, root);
   const std::size_t in_set = cpus_of(groups).size();
-  mine.cpus_of_group = std::max(mine.cpus, in_set > 0 ? static_cast<int>(in_set)
-                                                      : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
+  mine.cpus_of_group =
+      std::max(mine.cpus, in_set > 0 ? static_cast<int>(in_set) : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
   mine.time_of_group = least_time(mine.cpus_of_group, groups);
   try {
     mine.cpus_of_parent = static_cast<int>(affinity(::getppid()).size());

@@ -77,8 +77,7 @@ char value(std::size_t i) {
 // Sends and receives so many bytes at one end, as far as it goes without waiting.
 class Exchange {
  public:
-  Exchange(DataSocket& socket, std::size_t sends, std::size_t receives)
-      : socket_(socket), out_(sends), in_(receives) {
+  Exchange(DataSocket& socket, std::size_t sends, std::size_t receives) : socket_(socket), out_(sends), in_(receives) {
     for (std::size_t i = 0; i < sends; ++i) out_[i] = value(i);
   }
 

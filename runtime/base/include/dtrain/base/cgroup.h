@@ -44,7 +44,8 @@ struct CpuQuota {
 // Returns the quotas of the groups that have one, in their order.
 std::vector<CpuQuota> cpu_quotas(const Cgroups& groups);
 
-// Returns the logical CPUs on which the groups let their processes run, ascending. Empty: the kernel does not report it.
+// Returns the logical CPUs on which the groups let their processes run, ascending. Empty: the kernel does not report
+// it.
 std::vector<int> cpus_of(const Cgroups& groups);
 
 struct MemoryLimit {
