@@ -91,6 +91,17 @@ TEST(RankThreads, WhereTheParentIsBoundLikewiseRanksDivideItsCoresUnlessThereAre
   EXPECT_EQ(threads_of_process(mine, 2), 1) << "the parent is not known";
 }
 
+TEST(RankThreads, OfAProcessThatStartsThemDivideItsCoresAlsoWhereItIsBound) {
+  EXPECT_EQ(threads_of_children(unbound(), 2), 4);
+  EXPECT_EQ(threads_of_children(bound_to(5), 1), 5);
+  EXPECT_EQ(threads_of_children(bound_to(5), 2), 2);
+  EXPECT_EQ(threads_of_children(bound_to(2), 3), 1);
+  ProcessCores mine = bound_to(5);
+  mine.time_of_group = 3;
+  EXPECT_EQ(threads_of_children(mine, 1), 3);
+  EXPECT_EQ(threads_of_children(mine, 2), 1);
+}
+
 TEST(RankThreads, ALibrarysOwnNumberIsReplacedUnlessSomebodyHasChosenIt) {
   EXPECT_EQ(threads_to_set(kOfLibrary, {}, unbound(), 2), 4);
   EXPECT_EQ(threads_to_set(8, {}, unbound(), 2), 4) << "MKL's default";

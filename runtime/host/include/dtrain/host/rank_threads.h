@@ -43,6 +43,10 @@ RankThreads threads_of_all(std::span<const RankThreads> ranks);
 // it is bound, otherwise its share of all cores. At most its share of the time that the cgroup grants, at least 1.
 int threads_of_process(const ProcessCores& mine, int ranks);
 
+// Returns the threads of each of the `ranks` ranks that this process starts on its own cores, which they divide. At
+// most their share of the time that the cgroup grants, at least 1.
+int threads_of_children(const ProcessCores& mine, int ranks);
+
 // Returns the number to which such a rank sets the threads of its library, which has `of_library` of them. Empty: it
 // keeps them, because the user or a launcher has chosen them, with a variable or a call of the library.
 std::optional<int> threads_to_set(int of_library, const std::map<std::string, std::string>& variables,
