@@ -14,7 +14,7 @@ namespace dtrain::comm {
 
 // Bytes that one end sends under one key. AES-GCM may protect 2^24.5 full records with a key, some 390 GB (RFC 8446,
 // 5.5). ChaCha20-Poly1305, the other suite, has no such limit; its keys are renewed all the same.
-inline constexpr std::uint64_t kBytesOfAKey = std::uint64_t{64} << 30;
+inline constexpr std::uint64_t kBytesOfAKey = 64'000'000'000;
 
 // One connection. The socket is non-blocking, belongs to the caller, and outlives this object. One thread at a time. No
 // call raises SIGPIPE.

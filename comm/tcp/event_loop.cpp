@@ -53,8 +53,8 @@ void EventLoop::remove(int fd) {
   ::epoll_ctl(sockets_.get(), EPOLL_CTL_DEL, fd, nullptr);
 }
 
-// The timer is in the set, so it also ends the sleep of a thread that fell asleep before, and one that a thread that
-// waited has left to it.
+// The timer is in the set of sockets. So it also ends the sleep of a thread that fell asleep before this call, and that
+// of one which takes over from a thread that waited.
 void EventLoop::set_deadline(Nanoseconds at) {
   const Nanoseconds left = std::max(at - SystemClock().monotonic(), Nanoseconds{1});  // 0 would be never
   const auto seconds = std::chrono::floor<std::chrono::seconds>(left);
