@@ -152,7 +152,6 @@ void ControlClient::try_connect() {
                                                              .generation = options_.generation,
                                                              .size = world.size,
                                                              .rank = world.rank,
-                                                             .context = {},
                                                              .pid = getpid(),
                                                              .host = options_.host_name});
     try {

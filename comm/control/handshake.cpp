@@ -112,7 +112,7 @@ void PendingHandshake::shake_tls_hands() {
   const Tls::Outcome outcome = wire_.tls->shake_hands();
   if (outcome.want == Tls::Want::kNothing) return begin();
   if (outcome.want == Tls::Want::kEnd) {
-    if (outcome.error.empty()) return end("the connection was closed before the welcome");
+    if (outcome.error.empty()) return left();
     return finish(Proven::End::kRefused, "TLS failed: " + outcome.error +
                                              "; it does not know this run's secret, or does not have "
                                              "communication.security: tls");
@@ -137,7 +137,7 @@ bool PendingHandshake::write(const std::string& frame) {
 void PendingHandshake::read_header() {
   wire_.async_read(header_.data(), header_.size(), [self = shared_from_this()](asio::error_code error) {
     if (!self->done_) return;
-    if (error) return self->end("the connection was closed before the welcome");
+    if (error) return self->left();
     const std::size_t size = self->handshake_.length_of(self->header_.data());
     if (size == 0) return self->finish(Proven::End::kRefused, self->handshake_.error());
     self->read_message(size);
@@ -148,11 +148,11 @@ void PendingHandshake::read_message(std::size_t size) {
   message_.resize(size);
   wire_.async_read(message_.data(), size, [self = shared_from_this()](asio::error_code error) {
     if (!self->done_) return;
-    if (error) return self->end("the connection was closed before the welcome");
+    if (error) return self->left();
     const bool written = self->write(self->handshake_.receive(self->message_));
     switch (self->handshake_.state()) {
       case Handshake::State::kRunning:
-        if (!written) return self->end("the connection was closed before the welcome");
+        if (!written) return self->left();
         return self->read_header();
       case Handshake::State::kProven:
         return self->finish(Proven::End::kProven, {});
@@ -166,13 +166,18 @@ void PendingHandshake::end(const std::string& why) {
   if (done_) finish(Proven::End::kLost, why);
 }
 
-void PendingHandshake::finish(Proven::End how, const std::string& error) {
+void PendingHandshake::left() {
+  finish(Proven::End::kLost, "the connection was closed before the welcome", true);
+}
+
+void PendingHandshake::finish(Proven::End how, const std::string& error, bool other_left) {
   const auto self = shared_from_this();
   timer_.cancel();
   if (how != Proven::End::kProven) wire_.close();
   Proven result{.end = how,
                 .error = error,
                 .other_is_proven = handshake_.other_is_proven(),
+                .other_left = other_left,
                 .wire = std::move(wire_),
                 .peer = peer_,
                 .other = handshake_.other(),
@@ -293,6 +298,7 @@ void ProvingListener::take(asio::ip::tcp::socket socket) {
     if (!acceptor_.is_open() || *given_up) return;  // close() holds the list
     unproven_.erase(place);
     if (result.end == Proven::End::kProven) return on_proven_(std::move(result));
+    if (result.other_left) return;
     // Only a process of this run can be refused after its proof, so nobody else fills the log with these.
     if (result.other_is_proven) {
       log_->warn("{}: refused a connection from {}: {}", what_, result.peer, result.error);

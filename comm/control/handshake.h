@@ -50,10 +50,11 @@ struct Proven {
   End end = End::kLost;
   std::string error;  // empty for kProven
   bool other_is_proven = false;
-  Wire wire;           // for kProven: its socket is connected, no_delay, non-blocking; else closed
-  std::string peer;    // its address, "127.0.0.1:4711"
-  Introduction other;  // once it is proven
-  SessionKeys keys;    // for kProven
+  bool other_left = false;  // for kLost: the other end has closed the connection
+  Wire wire;                // for kProven: its socket is connected, no_delay, non-blocking; else closed
+  std::string peer;         // its address, "127.0.0.1:4711"
+  Introduction other;       // once it is proven
+  SessionKeys keys;         // for kProven
 };
 
 // A handshake under way. On the thread of the socket's io_context, which must be one thread; its outstanding reads keep
@@ -76,7 +77,8 @@ class PendingHandshake : public std::enable_shared_from_this<PendingHandshake> {
   void read_header();
   void read_message(std::size_t size);
   bool write(const std::string& frame);
-  void finish(Proven::End how, const std::string& error);
+  void left();  // the other end has closed the connection
+  void finish(Proven::End how, const std::string& error, bool other_left = false);
 
   Wire wire_;
   std::string peer_;
@@ -97,8 +99,8 @@ inline std::shared_ptr<PendingHandshake> start_handshake(asio::ip::tcp::socket s
   return pending;
 }
 
-// Counts connections that were refused, and logs them: the first at once, later ones together every kRefusalsPeriod.
-// One thread.
+// Counts connections that were refused, and logs them: the first at once, later ones together every kRefusalsPeriod. A
+// connection that its other end closes was not refused: a rank that was kept waiting tries again. One thread.
 class RefusalLog {
  public:
   // `what`: "control", the beginning of each line.

@@ -27,7 +27,7 @@ std::string with_header(const std::string& message) {
 Json to_json(const Introduction& own) {
   return {{"purpose", own.purpose}, {"session", own.session}, {"generation", own.generation},
           {"size", own.size},       {"rank", own.rank},       {"server", own.server},
-          {"context", own.context}, {"pid", own.pid},         {"host", own.host}};
+          {"pid", own.pid},         {"host", own.host}};
 }
 
 Introduction introduction_of(const Json& message) {
@@ -37,7 +37,6 @@ Introduction introduction_of(const Json& message) {
           .size = integer_member(message, "size"),
           .rank = integer_member(message, "rank"),
           .server = integer_member(message, "server"),
-          .context = text_member(message, "context"),
           .pid = integer_member(message, "pid"),
           .host = text_member(message, "host")};
 }

@@ -306,7 +306,6 @@ Handshake ControlServer::make_handshake() {
                                .session = options_.session,
                                .generation = options_.generation,
                                .size = options_.world.size,
-                               .context = {},
                                .pid = getpid(),
                                .host = options_.host_name},
                               [this](const Introduction& other) { return refuse_reason(other); });

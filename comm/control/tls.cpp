@@ -8,6 +8,7 @@
 
 #include <openssl/err.h>
 #include <openssl/ssl.h>
+#include <poll.h>
 
 #include "dtrain/base/error.h"
 
@@ -53,7 +54,7 @@ Context make_context(Tls::Side side) {
       SSL_CTX_set_ciphersuites(context.get(), kSuites) != 1) {
     throw CommError("libssl does not offer TLS 1.3: " + last_error());
   }
-  SSL_CTX_set_options(context.get(), SSL_OP_ENABLE_KTLS);
+  // The kernel's TLS stays off: libssl 3 does not tell the kernel a renewed key.
   SSL_CTX_set_mode(context.get(), SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
   SSL_CTX_set_session_cache_mode(context.get(), SSL_SESS_CACHE_OFF);
   SSL_CTX_set_num_tickets(context.get(), 0);
@@ -109,7 +110,8 @@ void Tls::Free::operator()(SSL* ssl) const {
   SSL_free(ssl);
 }
 
-Tls::Tls(int fd, Side side, std::string key) : key_(std::move(key)), ssl_(SSL_new(context_of(side))) {
+Tls::Tls(int fd, Side side, std::string key, std::uint64_t bytes_of_a_key)
+    : key_(std::move(key)), bytes_of_a_key_(bytes_of_a_key), ssl_(SSL_new(context_of(side))) {
   if (!ssl_ || SSL_set_fd(ssl_.get(), fd) != 1) throw CommError("libssl makes no connection: " + last_error());
   SSL_set_app_data(ssl_.get(), this);
   side == Side::kConnecting ? SSL_set_connect_state(ssl_.get()) : SSL_set_accept_state(ssl_.get());
@@ -164,8 +166,24 @@ Tls::Outcome Tls::write(const void* buffer, std::size_t size) {
   ERR_clear_error();
   errno = 0;
   std::size_t bytes = 0;
-  const int result = SSL_write_ex(ssl_.get(), buffer, size, &bytes);
-  return outcome(result, bytes);
+  const Outcome result = outcome(SSL_write_ex(ssl_.get(), buffer, size, &bytes), bytes);
+  sent_with_key_ += result.bytes;
+  if (result.want == Want::kNothing && sent_with_key_ >= bytes_of_a_key_) renew_key();
+  return result;
+}
+
+// Called when no record is half written. libssl reads nothing while the message that announces the new key waits for
+// room; if both ends waited so, neither would make room for the other. So it is sent only where there is room, and
+// otherwise after a later record: the limit leaves time.
+void Tls::renew_key() {
+  pollfd room{SSL_get_fd(ssl_.get()), POLLOUT, 0};
+  if (::poll(&room, 1, 0) != 1 || (room.revents & POLLOUT) == 0) return;
+  if (SSL_key_update(ssl_.get(), SSL_KEY_UPDATE_NOT_REQUESTED) == 1) {
+    (void)SSL_do_handshake(ssl_.get());  // sends the message; a broken connection is reported by the next call
+    sent_with_key_ = 0;
+    ++keys_renewed_;
+  }
+  ERR_clear_error();
 }
 
 }  // namespace dtrain::comm

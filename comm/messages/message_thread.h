@@ -29,8 +29,8 @@ struct Polled {
 class MessageWaiter {
  public:
   virtual ~MessageWaiter() = default;
-  // Sleeps until there is something to do for the transport, or wake(). Only the thread of messages; while held, only
-  // wake() ends it.
+  // Sleeps until there is something to do for the transport, or wake(). Only the thread of messages; while held, it
+  // sleeps on.
   virtual void sleep() = 0;
   virtual void hold(bool held) = 0;
   // Waits for the same, at most `timeout`, and tells the transport what there is to do. One thread at a time.

@@ -34,7 +34,6 @@ using asio::ip::tcp;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr int kStreams = 1;  // connections to each peer
 constexpr const char* kDataPurpose = "data";
 constexpr milliseconds kProofTakes{5'000};
 constexpr milliseconds kLookPeriod{100};
@@ -46,17 +45,16 @@ constexpr milliseconds kLongestConnectPause{200};
 // few seconds, or sooner if there are many; a warning then says how many. This is one rank's part.
 class Meeting {
  public:
-  Meeting(const BackendParts& parts, int streams);
+  explicit Meeting(const BackendParts& parts);
   ~Meeting();
-  // Returns `streams` connections to each peer, by its rank. Collective; the caller's thread does the work. CommError
-  // if a rank is not connected before the deadline, or if the run fails meanwhile.
-  std::vector<std::vector<DataSocket>> run();
+  // Returns the connection to each peer, by its rank; none to this rank. Collective; the caller's thread does the work.
+  // CommError if a rank is not connected before the deadline, or if the run fails meanwhile.
+  std::vector<std::optional<DataSocket>> run();
 
  private:
   // A connection to a rank below.
   struct Call {
     int rank = 0;
-    int stream = 0;
     tcp::endpoint to;
     std::shared_ptr<PendingHandshake> handshake;
     std::unique_ptr<asio::steady_timer> again;
@@ -71,8 +69,7 @@ class Meeting {
   void call_again(Call& to, const std::string& why);
   void answered(Call& to, Proven proven);
   Introduction introduction(int server, int client) const;
-  std::optional<int> stream_of(const Introduction& other) const;
-  void keep(int rank, int stream, Wire wire);
+  void keep(int rank, Wire wire);
   void look_after_failures();
   bool is_complete() const;
   std::string describe_missing() const;
@@ -81,7 +78,6 @@ class Meeting {
   }
 
   const BackendParts& parts_;
-  const int streams_;
   const World& world_;
   const std::string key_;
   std::string id_;  // of this communicator
@@ -89,15 +85,14 @@ class Meeting {
   ProvingListener listener_;
   tcp::endpoint own_;
   asio::steady_timer looking_;
-  std::vector<tcp::endpoint> endpoints_;                 // by rank
-  std::vector<std::vector<std::optional<Wire>>> wires_;  // by rank and stream
+  std::vector<tcp::endpoint> endpoints_;    // by rank
+  std::vector<std::optional<Wire>> wires_;  // by rank
   std::list<Call> calls_;
   std::string failure_;
 };
 
-Meeting::Meeting(const BackendParts& parts, int streams)
+Meeting::Meeting(const BackendParts& parts)
     : parts_(parts),
-      streams_(streams),
       world_(parts.control.world()),
       key_(parts.control.derive_key("data connections")),
       io_(1),
@@ -105,7 +100,6 @@ Meeting::Meeting(const BackendParts& parts, int streams)
                 parts.options.log ? parts.options.log : make_null_logger(), parts.options.security, kProofTakes),
       looking_(io_),
       wires_(static_cast<std::size_t>(world_.size)) {
-  for (auto& of_rank : wires_) of_rank.resize(static_cast<std::size_t>(streams_));
   const std::string address = parts.address.empty() ? "127.0.0.1" : parts.address;
   listen(address);
   exchange_addresses(address);
@@ -138,7 +132,7 @@ void Meeting::exchange_addresses(const std::string& address) {
   }
 }
 
-// A proof holds for one stream between two ranks of one communicator.
+// A proof holds for the connection between two ranks of one communicator.
 Introduction Meeting::introduction(int server, int client) const {
   return {.purpose = kDataPurpose,
           .session = id_,
@@ -148,17 +142,9 @@ Introduction Meeting::introduction(int server, int client) const {
           .server = server};
 }
 
-// The stream that a rank above asks for; nothing: it is none of them.
-std::optional<int> Meeting::stream_of(const Introduction& other) const {
-  std::string_view text = other.context;
-  const std::optional<int> stream = take_number<int>(text);
-  if (other.rank <= world_.rank || other.rank >= world_.size || !text.empty()) return std::nullopt;
-  return stream && *stream >= 0 && *stream < streams_ ? stream : std::nullopt;
-}
-
 // A rank whose connection was lost before its welcome comes again: then the new one counts.
-void Meeting::keep(int rank, int stream, Wire wire) {
-  wires_[static_cast<std::size_t>(rank)][static_cast<std::size_t>(stream)].emplace(std::move(wire));
+void Meeting::keep(int rank, Wire wire) {
+  wires_[static_cast<std::size_t>(rank)].emplace(std::move(wire));
 }
 
 void Meeting::call(Call& to) {
@@ -170,11 +156,9 @@ void Meeting::call(Call& to) {
   }
   socket->async_connect(to.to, [this, &to, socket](asio::error_code error) {
     if (error) return call_again(to, error.message());
-    Introduction own = introduction(to.rank, world_.rank);
-    own.context = std::to_string(to.stream);
-    to.handshake =
-        start_handshake(std::move(*socket), Handshake::connecting(key_, std::move(own)), parts_.options.security,
-                        kProofTakes, [this, &to](Proven proven) { answered(to, std::move(proven)); });
+    to.handshake = start_handshake(std::move(*socket), Handshake::connecting(key_, introduction(to.rank, world_.rank)),
+                                   parts_.options.security, kProofTakes,
+                                   [this, &to](Proven proven) { answered(to, std::move(proven)); });
   });
 }
 
@@ -192,7 +176,7 @@ void Meeting::answered(Call& to, Proven proven) {
   to.handshake.reset();
   if (proven.end != Proven::End::kProven) return call_again(to, proven.error);
   to.done = true;
-  keep(to.rank, to.stream, std::move(proven.wire));
+  keep(to.rank, std::move(proven.wire));
 }
 
 // Repeats, until the meeting is over.
@@ -206,10 +190,7 @@ void Meeting::look_after_failures() {
 
 bool Meeting::is_complete() const {
   for (int r = 0; r < world_.size; ++r) {
-    const auto& of_rank = wires_[static_cast<std::size_t>(r)];
-    if (r != world_.rank && !std::all_of(of_rank.begin(), of_rank.end(), [](const auto& wire) { return bool(wire); })) {
-      return false;
-    }
+    if (r != world_.rank && !wires_[static_cast<std::size_t>(r)]) return false;
   }
   return true;
 }
@@ -219,35 +200,31 @@ std::string Meeting::describe_missing() const {
   const auto add = [&](const std::string& what) { text += (text.empty() ? "" : "; ") + what; };
   for (const Call& call : calls_) {
     const auto& to = call.to;
-    if (!call.done && call.stream == 0) {
+    if (!call.done) {
       add(name_of(call.rank) + " cannot be reached at " + to.address().to_string() + ":" + std::to_string(to.port()) +
           ": " + call.why);
     }
   }
   for (int r = world_.rank + 1; r < world_.size; ++r) {
-    if (!wires_[static_cast<std::size_t>(r)][0]) add(name_of(r) + " has not connected");
+    if (!wires_[static_cast<std::size_t>(r)]) add(name_of(r) + " has not connected");
   }
   return text;
 }
 
-std::vector<std::vector<DataSocket>> Meeting::run() {
+std::vector<std::optional<DataSocket>> Meeting::run() {
   for (int r = 0; r < world_.rank; ++r) {
-    for (int s = 0; s < streams_; ++s) {
-      Call& to = calls_.emplace_back();
-      to.rank = r;
-      to.stream = s;
-      to.to = endpoints_[static_cast<std::size_t>(r)];
-      to.again = std::make_unique<asio::steady_timer>(io_);
-      call(to);
-    }
+    Call& to = calls_.emplace_back();
+    to.rank = r;
+    to.to = endpoints_[static_cast<std::size_t>(r)];
+    to.again = std::make_unique<asio::steady_timer>(io_);
+    call(to);
   }
   const auto admit = [this](const Introduction& other) {
-    return stream_of(other) ? std::string() : "there is no such rank or stream";
+    const bool connects = other.rank > world_.rank && other.rank < world_.size;
+    return connects ? std::string() : "rank " + std::to_string(other.rank) + " does not connect to this one";
   };
   listener_.start([this, admit] { return Handshake::listening(key_, introduction(world_.rank, 0), admit); },
-                  [this](Proven proven) {
-                    keep(static_cast<int>(proven.other.rank), *stream_of(proven.other), std::move(proven.wire));
-                  });
+                  [this](Proven proven) { keep(static_cast<int>(proven.other.rank), std::move(proven.wire)); });
   look_after_failures();
   const auto deadline = Clock::now() + parts_.options.timeout;
   while (!is_complete()) {
@@ -260,11 +237,9 @@ std::vector<std::vector<DataSocket>> Meeting::run() {
                       "chooses the interface");
     }
   }
-  std::vector<std::vector<DataSocket>> result(wires_.size());
+  std::vector<std::optional<DataSocket>> result(wires_.size());
   for (std::size_t r = 0; r < wires_.size(); ++r) {
-    for (auto& wire : wires_[r]) {
-      if (wire) result[r].emplace_back(UniqueFd(wire->socket.release()), std::move(wire->tls));
-    }
+    if (auto& wire = wires_[r]) result[r].emplace(UniqueFd(wire->socket.release()), std::move(wire->tls));
   }
   return result;
 }
@@ -275,7 +250,7 @@ std::unique_ptr<Communicator> make_tcp_communicator(const BackendParts& parts) {
   TcpTransport::Options options{.message_bytes = longest_message(world.size),
                                 .members = parts.members,
                                 .loop = loop.get(),
-                                .sockets = Meeting(parts, kStreams).run()};
+                                .sockets = Meeting(parts).run()};
   MessageSetup setup{.backend = "tcp",
                      .shared = std::make_shared<MessageShared>(std::move(loop)),
                      .members = parts.members,

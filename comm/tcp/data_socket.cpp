@@ -109,8 +109,10 @@ DataSocket::Moved DataSocket::write_tls(std::span<iovec> from) {
     while (holds_back()) {
       const Tls::Outcome outcome = tls_->write(record_.data() + sent_, record_.size() - sent_);
       if (outcome.want == Tls::Want::kEnd) {
-        end_ = ended_by(outcome);
-        return *end_;
+        // What has come before can still be read, unless TLS itself has failed.
+        const Moved end = ended_by(outcome);
+        if (!end.cause.empty()) end_ = end;
+        return end;
       }
       if (outcome.want != Tls::Want::kNothing) return result;
       sent_ += outcome.bytes;

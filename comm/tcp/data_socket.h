@@ -39,6 +39,7 @@ class DataSocket {
   bool has_delivered() const;
 
   int fd() const { return fd_.get(); }
+  bool has_tls() const { return tls_ != nullptr; }
 
  private:
   Moved read_tls(std::span<iovec> into);

@@ -18,12 +18,9 @@ class EventLoop final : public MessageWaiter {
   // From now on, wait() notes each time when the socket becomes readable or writable (edge-triggered). Any thread.
   void add(int fd, std::uint32_t token);
   void remove(int fd);
-  // One wait ends at that time at the latest. Called by the thread that calls wait().
-  void set_deadline(Nanoseconds at) {
-    deadline_ = at.count();
-    wake();  // a thread that sleeps does not know it
-  }
-  // Returns what was noted since the last call, like set_deadline().
+  // One wait, or else the sleep, ends at that time at the latest. Any thread.
+  void set_deadline(Nanoseconds at);
+  // Returns what wait() has noted. The caller clears it. Called by the thread that calls wait().
   struct Event {
     std::uint32_t token;
     bool readable, writable;
@@ -37,13 +34,11 @@ class EventLoop final : public MessageWaiter {
   void wake() override;
 
  private:
-  int limited(Nanoseconds timeout);  // in milliseconds, for epoll
-
-  UniqueFd sockets_;   // an epoll set: the sockets and the wake-up
+  UniqueFd sockets_;   // an epoll set: the sockets, the wake-up and the deadline
   UniqueFd sleeping_;  // an epoll set that holds the first one, unless it is held
   UniqueFd wake_up_;
+  UniqueFd deadline_;  // a timer
   std::atomic<bool> woken_{false};
-  std::atomic<std::int64_t> deadline_;
   std::vector<Event> events_;
 };
 

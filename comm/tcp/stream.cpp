@@ -1,6 +1,7 @@
 #include "tcp/stream.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 namespace dtrain::comm {
@@ -63,6 +64,7 @@ bool Stream::write(std::vector<Message>& over) {
     const DataSocket::Moved moved = socket_.write(pieces.span());
     if (moved.ended) {
       broken_ = true;
+      if (moved.error != EPIPE) error_ = moved.error;  // the socket reports it once
       writable_ = false;
       readable_ = !ended_;
       return false;
@@ -90,7 +92,7 @@ bool Stream::read(FrameSink& sink) {
     if (moved.ended) {
       readable_ = writable_ = false;
       ended_ = true;
-      error_ = moved.error;
+      if (moved.error != 0) error_ = moved.error;
       cause_ = moved.cause;
       return false;
     }

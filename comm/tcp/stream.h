@@ -47,13 +47,16 @@ class Stream {
     readable_ = !ended_;
     to_its_end_ = to_its_end_ || to_its_end;
   }
-  void set_writable() { writable_ = !ended_ && !broken_; }
+  void set_writable() {
+    writable_ = !ended_ && !broken_;
+    if (socket_.has_tls()) readable_ = !ended_;  // libssl may have waited for room before it could read
+  }
 
   // The peer sends nothing more; error(): why, 0 for an orderly end.
   bool ended() const { return ended_; }
   int error() const { return error_; }
   const std::string& cause() const { return cause_; }  // of TLS; empty: none
-  // Nothing can be written any more; read() finds out why, after what has arrived.
+  // Nothing can be written any more; read() finds the end, after what has arrived.
   bool broken() const { return broken_; }
   DataSocket& socket() { return socket_; }
 

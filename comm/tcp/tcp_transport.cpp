@@ -1,6 +1,5 @@
 #include "tcp/tcp_transport.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <system_error>
@@ -30,10 +29,8 @@ Nanoseconds now() {
 
 class TcpTransport::Peer final : public FrameSink {
  public:
-  Peer(std::string name, std::size_t longest, std::vector<Message>& over, std::vector<DataSocket> sockets)
-      : name_(std::move(name)), over_(over), inbox_(name_, longest, over) {
-    for (DataSocket& socket : sockets) streams_.push_back(std::make_unique<Stream>(std::move(socket)));
-  }
+  Peer(std::string name, std::size_t longest, std::vector<Message>& over, DataSocket socket)
+      : name_(std::move(name)), over_(over), inbox_(name_, longest, over), stream_(std::move(socket)) {}
 
   Inbox& inbox() override { return inbox_; }
   void granted(const FrameHeader& header) override {
@@ -48,7 +45,7 @@ class TcpTransport::Peer final : public FrameSink {
       frame = waiting_.erase(frame);
     }
   }
-  void said_goodbye() override { ++goodbyes_; }
+  void said_goodbye() override { has_closed_ = true; }
   void unknown() override { throw CommError(name_ + " has sent what is no frame of dtrain"); }
 
   void send(const OutgoingFrame& frame) {
@@ -62,17 +59,14 @@ class TcpTransport::Peer final : public FrameSink {
   // Writes as much as there is room for.
   void write() {
     if (inbox_.has_grants()) {
-      for (const FrameHeader& grant : inbox_.take_grants()) streams_[0]->send({grant}, true);
+      for (const FrameHeader& grant : inbox_.take_grants()) stream_.send({grant}, true);
     }
-    for (const auto& stream : streams_) stream->write(over_);
-  }
-  void send_goodbye() {
-    for (const auto& stream : streams_) stream->send({{FrameKind::kGoodbye}}, false);
+    stream_.write(over_);
   }
 
   const std::string& name() const { return name_; }
-  bool has_closed() const { return goodbyes_ == streams_.size(); }
-  std::vector<std::unique_ptr<Stream>>& streams() { return streams_; }
+  bool has_closed() const { return has_closed_; }
+  Stream& stream() { return stream_; }
 
  private:
   bool may_go(const OutgoingFrame& frame) {
@@ -80,33 +74,26 @@ class TcpTransport::Peer final : public FrameSink {
     const std::uint32_t* const limit = limits_.find(frame.header.tag);
     return limit && frame.header.chunk < *limit;
   }
-  void let_go(const OutgoingFrame& frame) {
-    const bool urgent = frame.header.bytes <= kUrgentBytes;
-    const auto shortest = std::min_element(streams_.begin(), streams_.end(),
-                                           [](const auto& a, const auto& b) { return a->waiting() < b->waiting(); });
-    (urgent ? streams_.front() : *shortest)->send(frame, urgent);
-  }
+  void let_go(const OutgoingFrame& frame) { stream_.send(frame, frame.header.bytes <= kUrgentBytes); }
 
   const std::string name_;
   std::vector<Message>& over_;
   Inbox inbox_;
-  std::vector<std::unique_ptr<Stream>> streams_;
+  Stream stream_;
   FlowLimits limits_;                   // of what the peer takes
   std::vector<OutgoingFrame> waiting_;  // for grants
-  std::size_t goodbyes_ = 0;
+  bool has_closed_ = false;
 };
 
 TcpTransport::TcpTransport(Options options) : options_(std::move(options)) {
   for (std::size_t r = 0; r < options_.sockets.size(); ++r) {
-    auto& sockets = options_.sockets[r];
-    if (sockets.empty()) {
+    auto& socket = options_.sockets[r];
+    if (!socket) {
       peers_.push_back(nullptr);
       continue;
     }
-    for (std::size_t s = 0; s < sockets.size(); ++s) {
-      options_.loop->add(sockets[s].fd(), static_cast<std::uint32_t>(s << 24 | r));
-    }
-    peers_.push_back(std::make_unique<Peer>(name_of(r), options_.message_bytes, over_, std::move(sockets)));
+    options_.loop->add(socket->fd(), static_cast<std::uint32_t>(r));
+    peers_.push_back(std::make_unique<Peer>(name_of(r), options_.message_bytes, over_, *std::move(socket)));
   }
 }
 
@@ -125,7 +112,7 @@ void TcpTransport::receive(const Message& message, int tag, void* data, std::siz
 
 void TcpTransport::note_events() {
   for (const EventLoop::Event& event : options_.loop->events()) {
-    Stream& stream = *peers_[event.token & 0xffffff]->streams()[event.token >> 24];
+    Stream& stream = peers_[event.token]->stream();
     if (event.readable) stream.set_readable(event.ended);
     if (event.writable) stream.set_writable();
   }
@@ -133,22 +120,20 @@ void TcpTransport::note_events() {
 }
 
 bool TcpTransport::read(Peer& peer) {
-  bool more = false;
-  for (const auto& stream : peer.streams()) {
-    const bool ended = stream->ended();
-    more = stream->read(peer) || more;
-    if (ended || !stream->ended()) continue;
-    options_.loop->remove(stream->socket().fd());
-    if (peer.has_closed() || !lost_.empty()) continue;
-    const int error = stream->error();
-    lost_ = "the connection to " + peer.name() + " is lost: " +
-            (!stream->cause().empty() ? "TLS: " + stream->cause() + "; somebody or something on the way changes data"
-             : error == 0             ? "its process has ended it"
-                                      : std::generic_category().message(error));
-    lost_at_ = now() + (error == ETIMEDOUT ? kControlPlaneFirstOfHosts : kControlPlaneFirst);
-    options_.loop->set_deadline(lost_at_);
-  }
-  return more;
+  Stream& stream = peer.stream();
+  if (stream.ended()) return false;
+  const bool more = stream.read(peer);
+  if (!stream.ended()) return more;
+  options_.loop->remove(stream.socket().fd());
+  if (peer.has_closed() || !lost_.empty()) return false;
+  const int error = stream.error();
+  lost_ = "the connection to " + peer.name() + " is lost: " +
+          (!stream.cause().empty() ? "TLS: " + stream.cause() + "; somebody or something on the way changes data"
+           : error == 0            ? "its process has ended it"
+                                   : std::generic_category().message(error));
+  lost_at_ = now() + (error == ETIMEDOUT ? kControlPlaneFirstOfHosts : kControlPlaneFirst);
+  options_.loop->set_deadline(lost_at_);
+  return false;
 }
 
 bool TcpTransport::poll(const std::function<void(const Message&)>& done) {
@@ -178,8 +163,8 @@ void TcpTransport::say_goodbye() {
   std::vector<Stream*> open;
   for (const auto& peer : peers_) {
     if (!peer) continue;
-    peer->send_goodbye();
-    for (const auto& stream : peer->streams()) open.push_back(stream.get());
+    open.push_back(&peer->stream());
+    open.back()->send({{FrameKind::kGoodbye}}, false);
   }
   const Nanoseconds deadline = now() + kGoodbyeTakes;
   while (!options_.has_ended()) {

@@ -1,4 +1,4 @@
-// Messages over TCP connections of our own: one or several to each peer. The thread that calls poll() reads bytes into
+// Messages over TCP connections of our own, one to each peer. The thread that calls poll() reads bytes into
 // the memory of the operations and writes them from there; no other thread takes part, and nothing is copied unless it
 // comes before it is expected.
 //
@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,11 +21,11 @@ namespace dtrain::comm {
 class TcpTransport final : public MessageTransport {
  public:
   struct Options {
-    std::size_t message_bytes = 0;                 // the longest message
-    std::vector<int> members;                      // for errors: ranks of the run, by rank
-    EventLoop* loop = nullptr;                     // outlives the transport
-    std::function<bool()> has_ended;               // the communicator has failed: no goodbye is said
-    std::vector<std::vector<DataSocket>> sockets;  // by rank, connected; none for this rank
+    std::size_t message_bytes = 0;                   // the longest message
+    std::vector<int> members;                        // for errors: ranks of the run, by rank
+    EventLoop* loop = nullptr;                       // outlives the transport
+    std::function<bool()> has_ended;                 // the communicator has failed: no goodbye is said
+    std::vector<std::optional<DataSocket>> sockets;  // by rank, connected; none for this rank
   };
   explicit TcpTransport(Options options);
   // Tells the peers that no message follows, and waits until their hosts have what was sent, at most a second.

@@ -59,7 +59,8 @@ std::vector<Mount> mounts_of(const fs::path& root) {
           {usual / "cpu", "/", false, {"cpu"}},
           {usual / "cpu,cpuacct", "/", false, {"cpu"}},
           {usual / "memory", "/", false, {"memory"}},
-          {usual / "pids", "/", false, {"pids"}}};
+          {usual / "pids", "/", false, {"pids"}},
+          {usual / "cpuset", "/", false, {"cpuset"}}};
 }
 
 bool contains(const std::vector<std::string>& list, const char* word) {
@@ -142,6 +143,7 @@ Cgroups cgroups_of(pid_t pid, const fs::path& root) {
       if (has("cpu")) add_groups(mount, line.substr(second + 1), result.cpu);
       if (has("memory")) add_groups(mount, line.substr(second + 1), result.memory);
       if (has("pids")) add_groups(mount, line.substr(second + 1), result.pids);
+      if (has("cpuset")) add_groups(mount, line.substr(second + 1), result.cpuset);
     }
   }
   return result;
@@ -185,6 +187,16 @@ std::vector<CpuQuota> cpu_quotas(const Cgroups& groups) {
     result.push_back(limit);
   }
   return result;
+}
+
+// A group that has no set of its own has that of its nearest ancestor that has one.
+std::vector<int> cpus_of(const Cgroups& groups) {
+  for (const Cgroup& group : groups.cpuset) {
+    const std::string set = text_of(group.folder / (group.v2 ? "cpuset.cpus.effective" : "cpuset.effective_cpus"));
+    std::string_view text = set;
+    if (std::vector<int> cpus = take_ranges(text); !cpus.empty()) return cpus;
+  }
+  return {};
 }
 
 std::vector<MemoryLimit> memory_limits(const Cgroups& groups) {

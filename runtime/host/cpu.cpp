@@ -130,6 +130,11 @@ std::set<int> wanted_cpus(const TopologySource& source, hwloc_topology_t topolog
   return cpus;
 }
 
+double least_time(double cpus, const Cgroups& groups) {
+  for (const CpuQuota& quota : cpu_quotas(groups)) cpus = std::min(cpus, quota.cpus);
+  return cpus;
+}
+
 }  // namespace
 
 std::vector<int> cpus_near_pci_device(const std::string& address, const std::filesystem::path& root) {
@@ -203,9 +208,7 @@ std::size_t last_level_cache(const std::filesystem::path& root) {
 }
 
 double cpu_limit(const std::filesystem::path& root) {
-  auto limit = static_cast<double>(affinity().size());
-  for (const CpuQuota& quota : cpu_quotas(cgroups_of(0, root))) limit = std::min(limit, quota.cpus);
-  return limit;
+  return least_time(static_cast<double>(affinity().size()), cgroups_of(0, root));
 }
 
 std::vector<Core> usable_cores(const TopologySource& source) {
@@ -256,11 +259,13 @@ std::vector<int> allowed_cpus() {
   return cpus;
 }
 
-ProcessCores process_cores() {
-  ProcessCores mine{.cores = static_cast<int>(usable_cores().size()),
-                    .cpus = static_cast<int>(affinity().size()),
-                    .cpus_of_host = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)),
-                    .cpu_limit = cpu_limit()};
+ProcessCores process_cores(const std::filesystem::path& root) {
+  ProcessCores mine{.cores = static_cast<int>(usable_cores().size()), .cpus = static_cast<int>(affinity().size())};
+  const Cgroups groups = cgroups_of(0, root);
+  const std::size_t in_set = cpus_of(groups).size();
+  mine.cpus_of_group =
+      std::max(mine.cpus, in_set > 0 ? static_cast<int>(in_set) : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
+  mine.time_of_group = least_time(mine.cpus_of_group, groups);
   try {
     mine.cpus_of_parent = static_cast<int>(affinity(::getppid()).size());
   } catch (const SystemError&) {  // the parent is gone, or of another user

@@ -19,9 +19,9 @@ int share_of_time(double cpu_limit, int ranks) {
 }
 
 // The parent may be srun's process, bound like the task. So a process also counts as bound if there are more ranks than
-// cores that it may use, and the host has other CPUs.
+// cores that it may use, and its cgroup has other CPUs.
 bool is_bound(const ProcessCores& mine, int ranks) {
-  return mine.cpus < mine.cpus_of_parent || (mine.cores < ranks && mine.cpus < mine.cpus_of_host);
+  return mine.cpus < mine.cpus_of_parent || (mine.cores < ranks && mine.cpus < mine.cpus_of_group);
 }
 
 }  // namespace
@@ -48,8 +48,12 @@ RankThreads threads_of_all(std::span<const RankThreads> ranks) {
 }
 
 int threads_of_process(const ProcessCores& mine, int ranks) {
-  const int cores = is_bound(mine, ranks) ? mine.cores : mine.cores / ranks;
-  return std::max(1, std::min(share_of_time(mine.cpu_limit, ranks), cores));
+  if (!is_bound(mine, ranks)) return threads_of_children(mine, ranks);
+  return std::max(1, std::min(share_of_time(mine.time_of_group, ranks), mine.cores));
+}
+
+int threads_of_children(const ProcessCores& mine, int ranks) {
+  return std::max(1, std::min(share_of_time(mine.time_of_group, ranks), mine.cores / ranks));
 }
 
 std::optional<int> threads_to_set(int of_library, const Variables& variables, const ProcessCores& mine, int ranks) {

@@ -115,6 +115,22 @@ TEST_F(CgroupFiles, AContainerSeesItsOwnGroupAlone) {
   EXPECT_EQ(describe_cgroup(quotas()[0].group), "the cgroup of this container");
 }
 
+TEST_F(CgroupFiles, TheProcessorsAreThoseOfTheNearestGroupThatHasASet) {
+  const auto cpus = [&] { return cpus_of(cgroups_of(0, root_)); };
+  put_process("0::/pod/box\n", kMountV2);
+  EXPECT_TRUE(cpus().empty());
+  put("sys/fs/cgroup/pod/box/cpu.max", "max 100000\n");
+  put("sys/fs/cgroup/pod/cpuset.cpus.effective", "0-2,8\n");
+  EXPECT_EQ(cpus(), (std::vector<int>{0, 1, 2, 8}));
+  put("sys/fs/cgroup/pod/box/cpuset.cpus.effective", "2\n");
+  EXPECT_EQ(cpus(), std::vector<int>{2});
+
+  put_process("3:cpuset:/docker/1f\n2:cpu:/docker\n",
+              "33 31 0:31 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n");
+  put("sys/fs/cgroup/cpuset/docker/1f/cpuset.effective_cpus", "4-5\n");
+  EXPECT_EQ(cpus(), (std::vector<int>{4, 5}));
+}
+
 TEST_F(CgroupFiles, WithoutGroupsOrWithNonsenseThereIsNoLimit) {
   EXPECT_TRUE(quotas().empty());
   EXPECT_TRUE(limits().empty());

@@ -26,6 +26,12 @@ using testing::HasSubstr;
 using testing::MatchesRegex;
 using testing::StartsWith;
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kIsSanitized = true;  // it takes terabytes of address space, and ends a process that gets no memory
+#else
+constexpr bool kIsSanitized = false;
+#endif
+
 void limit(__rlimit_resource resource, rlim_t value) {
   const rlimit both{value, value};
   if (::setrlimit(resource, &both) != 0) ::_exit(99);
@@ -68,6 +74,7 @@ void take_all_memory() {
 }
 
 TEST(LimitOfMemory, IsNamedForABadAlloc) {
+  if (kIsSanitized) GTEST_SKIP() << "a sanitizer needs more memory than the limits allow";
   const Ended ended = in_child([] {
     limit(RLIMIT_AS, 1u << 28);
     return error_at_limit(take_all_memory);
@@ -101,6 +108,7 @@ TEST(LimitOfMemory, IsNamedForTheAllocatorsOfOthers) {
 }
 
 TEST(LimitOfMemory, AnExceptionThatLeavesAThreadIsOneLineAndNoAbort) {
+  if (kIsSanitized) GTEST_SKIP() << "a sanitizer needs more memory than the limits allow";
   const Ended ended = in_child([]() -> std::string {
     limit(RLIMIT_AS, 1u << 28);
     prepare_for_limits();

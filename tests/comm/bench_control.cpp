@@ -42,7 +42,7 @@ double seal_us(std::size_t bytes) {
 }
 
 double handshake_us() {
-  const comm::Introduction own{.purpose = "control", .session = "run", .size = 2, .rank = 1, .context = {}, .host = {}};
+  const comm::Introduction own{.purpose = "control", .session = "run", .size = 2, .rank = 1, .host = {}};
   const std::string secret(32, 's');
   return median_us(2'000, [&] {
     auto client = comm::Handshake::connecting(secret, own);

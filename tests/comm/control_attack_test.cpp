@@ -143,6 +143,18 @@ TEST_F(Attack, GarbageEndsItsConnectionOnly) {
   EXPECT_THAT(log_.str(), HasSubstr(and_more(attacks.size() - 1)));
 }
 
+// A rank that was kept waiting does so, and comes again.
+TEST_F(Attack, WhoLeavesBeforeItHasProvedAnythingWasNotRefused) {
+  for (int i = 0; i < 10; ++i) {
+    auto socket = dial();
+    char challenge[8];
+    if (i % 2 == 0) asio::read(socket, asio::buffer(challenge));
+  }
+  send_and_wait_for_close(std::string(4, '\0'));
+  expect_well();
+  EXPECT_EQ(lines(), 1u) << log_.str() << "of the one that sent what is no handshake";
+}
+
 TEST_F(Attack, AFloodLeavesTwoLinesAndTheRanksMeet) {
   constexpr int kFlood = 5'000;
   std::thread flood([&] {

@@ -24,14 +24,12 @@ Introduction rank(std::int64_t number) {
           .size = 4,
           .rank = number,
           .server = 1,
-          .context = "3/0",
           .pid = 4711,
           .host = "node1"};
 }
 
 Introduction listener() {
   Introduction own = rank(0);
-  own.context.clear();
   own.pid = 815;
   own.host = "node2";
   return own;
@@ -50,15 +48,15 @@ void talk(Handshake& client, Handshake& server) {
 
 TEST(Handshake, GivesBothEndsTheSameKeysAndKnowledgeOfEachOther) {
   Handshake client = Handshake::connecting(kSecret, rank(2));
-  std::string context;
+  std::int64_t asked = 0;
   Handshake server = Handshake::listening(kSecret, listener(), [&](const Introduction& other) {
-    context = other.context;
+    asked = other.rank;
     return std::string();
   });
   talk(client, server);
   ASSERT_EQ(client.state(), State::kProven) << client.error();
   ASSERT_EQ(server.state(), State::kProven) << server.error();
-  EXPECT_EQ(context, "3/0");
+  EXPECT_EQ(asked, 2);
   EXPECT_EQ(server.other().rank, 2);
   EXPECT_EQ(server.other().pid, 4711);
   EXPECT_EQ(client.other().host, "node2");

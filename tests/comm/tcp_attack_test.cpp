@@ -34,6 +34,11 @@ using testing::Not;
 using namespace std::chrono_literals;
 
 constexpr const char* kAddress = "127.0.0.1";
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr auto kLongestUnderAFlood = 100s;  // all takes several times as long
+#else
+constexpr auto kLongestUnderAFlood = 25s;
+#endif
 
 TestWorld world_of(int size) {
   TestWorld world(size);
@@ -193,8 +198,7 @@ TEST_F(TcpAttack, AStrangerThatComesFirstIsTakenForNoRank) {
       [&] {
         int rank = -1;
         for (tcp::socket& socket : strangers) {
-          auto guess = Handshake::connecting(std::string(32, 'a'),
-                                             {.purpose = "data", .size = 3, .rank = rank++, .context = "0"});
+          auto guess = Handshake::connecting(std::string(32, 'a'), {.purpose = "data", .size = 3, .rank = rank++});
           asio::error_code ended;  // it is, where all ranks have connected meanwhile
           asio::write(socket, asio::buffer(guess.receive(read_frame(socket))), ended);
         }
@@ -224,7 +228,7 @@ TEST_F(TcpAttack, AFloodOfConnectionsNeitherStopsNorDelaysTheRun) {
         flood(port, 2500);
       },
       [&] { flood(port_of_rank_0, 2500); });
-  EXPECT_LT(std::chrono::steady_clock::now() - began, 25s);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, kLongestUnderAFlood);
 }
 
 TEST_F(TcpAttack, GarbageEndsItsConnectionOnly) {

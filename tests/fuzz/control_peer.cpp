@@ -24,13 +24,7 @@ comm::ControlOptions control_options(int rank) {
 }
 
 comm::Introduction introduction(int rank) {
-  return {.purpose = comm::kControlPurpose,
-          .session = "fuzz",
-          .size = 2,
-          .rank = rank,
-          .context = {},
-          .pid = 1,
-          .host = {}};
+  return {.purpose = comm::kControlPurpose, .session = "fuzz", .size = 2, .rank = rank, .pid = 1, .host = {}};
 }
 
 ControlPeer ControlPeer::connect(std::uint16_t port) {

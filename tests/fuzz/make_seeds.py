@@ -245,7 +245,7 @@ hyperparameters: {global_batch_size: {type: const, val: 8}}
 searcher: {metric: loss, max_length: {records: 100}}
 """)
 
-hello = (b'{"purpose":"control","session":"fuzz","generation":0,"size":2,"rank":1,"server":0,"context":"","pid":1,"host":"",'
+hello = (b'{"purpose":"control","session":"fuzz","generation":0,"size":2,"rank":1,"server":0,"pid":1,"host":"",'
          b'"t":"hello","protocol":2,"nonce":"00"}')
 challenge = b'{"t":"challenge","protocol":2,"purpose":"control","nonce":"00"}'
 refused = b'{"t":"refused","why":"wrong secret"}'

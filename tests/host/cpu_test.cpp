@@ -84,6 +84,23 @@ TEST_F(CpuLimit, SurvivesNonsense) {
   EXPECT_EQ(cpu_limit(root_), static_cast<double>(affinity().size()));
 }
 
+using CoresOfProcess = FakeRoot;
+
+TEST_F(CoresOfProcess, AreSeenBesideThoseOfItsGroup) {
+  const auto own = static_cast<int>(affinity().size());
+  put("proc/self/cgroup", "0::/pod/rank\n");
+  put("sys/fs/cgroup/pod/cpuset.cpus.effective", "0-4095\n");
+  put("sys/fs/cgroup/pod/rank/cpu.max", "max 100000\n");
+  const ProcessCores many = process_cores(root_);
+  EXPECT_EQ(many.cpus, own);
+  EXPECT_EQ(many.cpus_of_group, 4096);
+  EXPECT_EQ(many.time_of_group, 4096);
+  put("sys/fs/cgroup/pod/rank/cpu.max", "350000 100000\n");
+  EXPECT_DOUBLE_EQ(process_cores(root_).time_of_group, 3.5) << "not only of the CPUs of this process";
+  put("sys/fs/cgroup/pod/cpuset.cpus.effective", "\n");
+  EXPECT_GE(process_cores(root_).cpus_of_group, own);
+}
+
 using Caches = FakeRoot;
 
 TEST_F(Caches, AreThoseThatSysfsListsWhereTheCLibraryKnowsNone) {

@@ -15,7 +15,15 @@ constexpr int kOfLibrary = 16;
 
 // A process that may use all of 8 cores with two logical CPUs each.
 ProcessCores unbound() {
-  return {.cores = 8, .cpus = 16, .cpus_of_parent = 16, .cpus_of_host = 16, .cpu_limit = 16};
+  return {.cores = 8, .cpus = 16, .cpus_of_parent = 16, .cpus_of_group = 16, .time_of_group = 16};
+}
+
+// One that mpirun or srun has bound to some of them.
+ProcessCores bound_to(int cores) {
+  ProcessCores mine = unbound();
+  mine.cores = cores;
+  mine.cpus = 2 * cores;
+  return mine;
 }
 
 TEST(RankThreads, AreOneForEachCoreUnlessACgroupGrantsLess) {
@@ -37,21 +45,61 @@ TEST(RankThreads, AreThoseOfTheRankWithTheFewest) {
   EXPECT_EQ(threads_of_all({}), RankThreads());
 }
 
-TEST(RankThreads, WithoutALauncherRanksDivideTheCoresUnlessTheyAreBound) {
+TEST(RankThreads, WithoutALauncherRanksDivideTheCores) {
   ProcessCores mine = unbound();
   EXPECT_EQ(threads_of_process(mine, 1), 8);
+  EXPECT_EQ(threads_of_process(mine, 2), 4);
   EXPECT_EQ(threads_of_process(mine, 3), 2);
   EXPECT_EQ(threads_of_process(mine, 9), 1);
-  mine.cpu_limit = 6;
+  mine.time_of_group = 6;
   EXPECT_EQ(threads_of_process(mine, 1), 6);
+  EXPECT_EQ(threads_of_process(mine, 2), 3);
   EXPECT_EQ(threads_of_process(mine, 3), 2);
   EXPECT_EQ(threads_of_process(mine, 4), 1);
-  ProcessCores bound{.cores = 2, .cpus = 4, .cpus_of_parent = 16, .cpus_of_host = 16, .cpu_limit = 4};
-  EXPECT_EQ(threads_of_process(bound, 2), 2) << "to fewer CPUs than its parent";
-  bound.cpus_of_parent = 4;
-  EXPECT_EQ(threads_of_process(bound, 2), 1) << "the parent is bound likewise, so the ranks divide its cores";
-  bound.cpus_of_parent = 0;
-  EXPECT_EQ(threads_of_process(bound, 1), 2);
+  mine.time_of_group = 0.5;
+  EXPECT_EQ(threads_of_process(mine, 1), 1) << "at least one";
+}
+
+TEST(RankThreads, WithoutALauncherABoundRankHasAThreadForEachOfItsCores) {
+  for (const int cores : {1, 2, 3, 5}) {
+    for (const int ranks : {1, 2, 3}) {
+      EXPECT_EQ(threads_of_process(bound_to(cores), ranks), cores) << ranks << " ranks";
+    }
+  }
+}
+
+TEST(RankThreads, OfABoundRankAreAtMostItsShareOfTheTime) {
+  ProcessCores mine = bound_to(3);
+  mine.time_of_group = 7;
+  EXPECT_EQ(threads_of_process(mine, 1), 3);
+  EXPECT_EQ(threads_of_process(mine, 2), 3);
+  EXPECT_EQ(threads_of_process(mine, 3), 2);
+  mine.time_of_group = 2.5;
+  EXPECT_EQ(threads_of_process(mine, 3), 1) << "at least one";
+}
+
+// srun's process, for example.
+TEST(RankThreads, WhereTheParentIsBoundLikewiseRanksDivideItsCoresUnlessThereAreFewerThanRanks) {
+  ProcessCores mine = bound_to(2);
+  mine.cpus_of_parent = mine.cpus;
+  EXPECT_EQ(threads_of_process(mine, 1), 2);
+  EXPECT_EQ(threads_of_process(mine, 2), 1);
+  EXPECT_EQ(threads_of_process(mine, 3), 2) << "the ranks do not all run on these two";
+  mine.cpus_of_group = mine.cpus;
+  EXPECT_EQ(threads_of_process(mine, 3), 1) << "a container has no other cores";
+  mine.cpus_of_parent = 0;
+  EXPECT_EQ(threads_of_process(mine, 2), 1) << "the parent is not known";
+}
+
+TEST(RankThreads, OfAProcessThatStartsThemDivideItsCoresAlsoWhereItIsBound) {
+  EXPECT_EQ(threads_of_children(unbound(), 2), 4);
+  EXPECT_EQ(threads_of_children(bound_to(5), 1), 5);
+  EXPECT_EQ(threads_of_children(bound_to(5), 2), 2);
+  EXPECT_EQ(threads_of_children(bound_to(2), 3), 1);
+  ProcessCores mine = bound_to(5);
+  mine.time_of_group = 3;
+  EXPECT_EQ(threads_of_children(mine, 1), 3);
+  EXPECT_EQ(threads_of_children(mine, 2), 1);
 }
 
 TEST(RankThreads, ALibrarysOwnNumberIsReplacedUnlessSomebodyHasChosenIt) {

@@ -103,7 +103,7 @@ NodePlan plan_node(const LaunchRequest& given, const rank::NodeEnvironment& node
   plan.library_path = rank::find_libraries(plan.command.front(), of_a_rank);
   const std::vector<std::string> arguments = rank_arguments(given);
   plan.command.insert(plan.command.end(), arguments.begin(), arguments.end());
-  plan.threads = host::threads_of_process(host::process_cores(), plan.ranks_here);
+  plan.threads = host::threads_of_children(host::process_cores(), plan.ranks_here);
   return plan;
 }
 

@@ -152,7 +152,7 @@ void LinkStream::prove(comm::Handshake handshake) {
 namespace {
 
 comm::Introduction introduction(const LinkKey& key) {
-  return {.purpose = "link", .session = "launch", .server = key.server, .context = {}, .host = {}};
+  return {.purpose = "link", .session = "launch", .server = key.server, .host = {}};
 }
 
 using namespace std::chrono_literals;

@@ -31,7 +31,6 @@ struct Introduction {
   std::int64_t size = 0;        // of their world
   std::int64_t rank = 0;        // of the connecting end; the listening end sets nothing
   std::int64_t server = 0;      // of the listening end
-  std::string context;          // meaning depends on the purpose, for example which communicator and stream
   std::int64_t pid = 0;         // of the process that speaks, and its host, for errors
   std::string host;
 };

@@ -26,6 +26,7 @@ struct Cgroups {
   std::vector<Cgroup> cpu;     // those that may limit processor time
   std::vector<Cgroup> memory;  // … and memory
   std::vector<Cgroup> pids;    // … and the number of processes and threads
+  std::vector<Cgroup> cpuset;  // … and the processors
 };
 
 // `pid` 0: this process.
@@ -42,6 +43,10 @@ struct CpuQuota {
 
 // Returns the quotas of the groups that have one, in their order.
 std::vector<CpuQuota> cpu_quotas(const Cgroups& groups);
+
+// Returns the logical CPUs on which the groups let their processes run, ascending. Empty: the kernel does not report
+// it.
+std::vector<int> cpus_of(const Cgroups& groups);
 
 struct MemoryLimit {
   std::string group;

@@ -67,14 +67,15 @@ struct TopologySource {
 // the affinity mask.
 std::vector<Core> usable_cores(const TopologySource& source = {});
 
-// The processors that this process may use, and beside them those of its parent and of its host.
+// The processors that this process may use, and beside them those of its parent and of its cgroup.
 struct ProcessCores {
   int cores = 0;
-  int cpus = 0;            // logical CPUs of the affinity mask
-  int cpus_of_parent = 0;  // those of its parent's mask; 0: the parent is gone, or of another user
-  int cpus_of_host = 0;
-  double cpu_limit = 0;  // cpu_limit()
+  int cpus = 0;              // logical CPUs of the affinity mask
+  int cpus_of_parent = 0;    // those of its parent's mask; 0: the parent is gone, or of another user
+  int cpus_of_group = 0;     // those that its cgroup, or without one its host, has for all its processes together …
+  double time_of_group = 0;  // … and the CPUs' worth of time that it has for them
 };
-ProcessCores process_cores();
+// `root` as for cpu_limit().
+ProcessCores process_cores(const std::filesystem::path& root = "/");
 
 }  // namespace dtrain::host

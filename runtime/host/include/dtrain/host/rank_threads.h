@@ -40,8 +40,12 @@ RankThreads threads_on(int cores, std::size_t cpus, std::optional<int> granted);
 RankThreads threads_of_all(std::span<const RankThreads> ranks);
 
 // Returns the threads of one of `ranks` ranks of this host which no launcher has started: as many as the cores to which
-// it is bound, otherwise its share of all cores. At most its share of the time that `mine` grants, at least 1.
+// it is bound, otherwise its share of all cores. At most its share of the time that the cgroup grants, at least 1.
 int threads_of_process(const ProcessCores& mine, int ranks);
+
+// Returns the threads of each of the `ranks` ranks that this process starts on its own cores, which they divide. At
+// most their share of the time that the cgroup grants, at least 1.
+int threads_of_children(const ProcessCores& mine, int ranks);
 
 // Returns the number to which such a rank sets the threads of its library, which has `of_library` of them. Empty: it
 // keeps them, because the user or a launcher has chosen them, with a variable or a call of the library.
