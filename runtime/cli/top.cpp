@@ -74,7 +74,7 @@ void crashed(int signal) {
 // One object a process, on the thread that made it, before other threads exist.
 class TopScreen {
  public:
-  // Requires run::can_redraw(STDOUT_FILENO). SystemError.
+  // Requires launcher::can_redraw(STDOUT_FILENO). SystemError.
   TopScreen() {
     ::sigemptyset(&signals_);
     for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGWINCH}) ::sigaddset(&signals_, signal);
