@@ -21,6 +21,8 @@ namespace {
 constexpr std::chrono::milliseconds kHelloDeadline{5'000};  // a peer that dawdles must not hold a connection
 constexpr std::size_t kGatheredBytes = 256u << 10;          // values are sent on in messages of about this size
 constexpr std::chrono::milliseconds kServerFailureHandover{300};
+constexpr std::chrono::seconds kGatherFirstLine{10};  // of a wait for all ranks
+constexpr std::chrono::seconds kGatherLaterLines{30};
 constexpr std::chrono::milliseconds kServerClosing{500};
 
 Json failed_message(const RankFailure& failure) {
@@ -237,10 +239,19 @@ void ControlServer::contribute(const std::string& name, int rank, const std::str
 std::vector<std::string> ControlServer::gather(const std::string& name, const std::string& value) {
   encode_message(Json{{"t", "gathered"}, {"n", name}, {"from", 0}, {"v", Json::array({encode_value(value)})}});
   contribute(name, 0, value);
+  const auto began = SteadyClock::now();
+  const auto deadline = began + options_.timeout;
+  auto next_line = began + kGatherFirstLine;
   Lock lock(mutex_);
-  if (!wait(lock, SteadyClock::now() + options_.timeout, [&] { return gathered_.count(name) != 0; })) {
-    throw TimedOut("control: '" + name + "' timed out after " + seconds_of_timeout() +
-                   "; missing: " + describe_missing(name));
+  while (!wait(lock, std::min(deadline, next_line), [&] { return gathered_.count(name) != 0; })) {
+    const auto now = SteadyClock::now();
+    if (now >= deadline) {
+      throw TimedOut("control: '" + name + "' timed out after " + seconds_of_timeout() +
+                     "; missing: " + describe_missing(name));
+    }
+    next_line = now + kGatherLaterLines;
+    options_.log->info("rank 0 waits for {} ({} so far, at most {})", describe_missing(name),
+                       format_duration(now - began), seconds_of_timeout());
   }
   auto node = gathered_.extract(name);
   return std::move(node.mapped());

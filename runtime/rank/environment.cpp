@@ -178,6 +178,7 @@ RankEnvironment from_torchrun(const Variables& variables, const std::string& fir
   if (find(variables, "LOCAL_RANK") || find(variables, "LOCAL_WORLD_SIZE")) {
     result.world = family.world("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
   } else {  // only one host is possible then, which compare_hosts() checks
+    result.names_local_ranks = false;
     result.world = family.world("RANK", "WORLD_SIZE", "RANK", "WORLD_SIZE");
   }
   if (result.world.size > 1) {

@@ -180,6 +180,19 @@ std::string address_of_rank_0(const RankEnvironment& environment, const HostWait
 
 }  // namespace
 
+void expect_all_ranks_here(const MasterAddress& master) {
+  const Resolved resolved = resolve(master.name);
+  std::string own;
+  const bool loopback = std::any_of(resolved.addresses.begin(), resolved.addresses.end(), [](const std::string& address) {
+    return address.starts_with("127.") || address == "::1";
+  });
+  if (resolved.addresses.empty() || loopback || is_own(resolved.addresses, &own)) return;
+  throw ConfigError("MASTER_ADDR is " + master.name + " (" + join(resolved.addresses, ", ") +
+                        "), another host; without LOCAL_RANK and LOCAL_WORLD_SIZE all ranks are expected on this one",
+                    "set LOCAL_RANK and LOCAL_WORLD_SIZE for each rank, as torchrun does: its number among the ranks of its "
+                    "host, and how many these are");
+}
+
 void connect_by_store(Membership& membership, comm::ControlOptions options, const RankEnvironment& environment) {
   const MasterAddress& master = environment.master.value();
   const comm::World& world = options.world;

@@ -27,6 +27,8 @@ namespace dtrain::rank {
 namespace {
 
 constexpr auto kPollPeriod = std::chrono::milliseconds(5);
+constexpr std::chrono::seconds kContactFirstLine{10};  // of a wait for rank 0
+constexpr std::chrono::seconds kContactLaterLines{30};
 constexpr std::size_t kLongestSecret = 4096;
 constexpr int kMostNamed = 16;
 constexpr const char* kOpenToOthers = "belongs to another user, or is open to others";
@@ -155,11 +157,18 @@ RendezvousFile::~RendezvousFile() {
   ::unlink(path_.c_str());
 }
 
-Contact await_contact(const std::filesystem::path& path, std::chrono::milliseconds timeout) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
+Contact await_contact(const std::filesystem::path& path, std::chrono::milliseconds timeout, const Logger& log) {
+  const auto began = std::chrono::steady_clock::now();
+  auto next_line = began + kContactFirstLine;
   while (true) {
     if (auto contact = read_contact(path)) return *contact;
-    if (std::chrono::steady_clock::now() >= deadline) {
+    const auto now = std::chrono::steady_clock::now();
+    if (log && now >= next_line) {
+      log->info("this rank waits for rank 0 to start on this host ({} so far, at most {})",
+                format_duration(now - began), format_duration(timeout));
+      next_line = now + kContactLaterLines;
+    }
+    if (now - began >= timeout) {
       throw CommError("rank 0 did not write " + path.string() + " within " + format_duration(timeout),
                       "look at rank 0's log: it did not start, or runs as another user or on another host");
     }
@@ -231,7 +240,7 @@ void connect_by_file(Membership& membership, comm::ControlOptions options, const
     const RendezvousFile contact(file, {bound.address, bound.port, options.secret});
     membership.control().barrier(kAllConnected);  // the other ranks need the file until then
   } else {
-    const Contact contact = await_contact(file, options.timeout);
+    const Contact contact = await_contact(file, options.timeout, options.log);
     options.secret = contact.secret;
     membership.enter(comm::ControlPlane::connect(options, {contact.address, contact.port}));
     membership.control().barrier(kAllConnected);

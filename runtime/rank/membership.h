@@ -108,7 +108,7 @@ class RendezvousFile {
 
 // The other ranks' side: waits for a file whose writer lives, and ignores one that a dead job left. CommError names the
 // file at the deadline; DataError if the file is malformed.
-Contact await_contact(const std::filesystem::path& path, std::chrono::milliseconds timeout);
+Contact await_contact(const std::filesystem::path& path, std::chrono::milliseconds timeout, const Logger& log = nullptr);
 
 // Returns the rendezvous file of `job` in `folder`.
 std::filesystem::path rendezvous_path(const std::filesystem::path& folder, const std::string& job);
@@ -149,6 +149,9 @@ void connect_by_mpi(Membership& membership, comm::ControlOptions options, const 
 // MASTER_ADDR carries rank 0's address and a secret, unencrypted, until all have connected. Waits until the name
 // resolves and rank 0 answers, and says so in the log.
 void connect_by_store(Membership& membership, comm::ControlOptions options, const RankEnvironment& environment);
+
+// ConfigError if the address of rank 0 is another host's, for ranks that are all expected on one host.
+void expect_all_ranks_here(const MasterAddress& master);
 
 // Waiting for a host of the run that has no name or no listener yet: pods start in any order, and the name of one
 // resolves only once it runs. Blocks; any thread.

@@ -240,6 +240,7 @@ void RankSession::connect_ranks() {
       options.host_name = identity_->host.name;
       return connect_by_store(*membership_, options, environment);
     }
+    if (!environment.names_local_ranks && environment.master) expect_all_ranks_here(*environment.master);
     const auto& handover = environment.handover;
     return connect_by_file(
         *membership_, options,

@@ -117,6 +117,8 @@ TEST(Environment, RankAndWorldSizeAloneAreOneHost) {
   const RankEnvironment environment = read_rank_environment(variables);
   EXPECT_EQ(environment.world.local_rank, 1);
   EXPECT_EQ(environment.world.local_size, 2);
+  EXPECT_FALSE(environment.names_local_ranks);
+  EXPECT_TRUE(read_rank_environment(kTorchrun).names_local_ranks);
 }
 
 TEST(Environment, OwnVariablesWithoutALauncher) {

@@ -88,6 +88,7 @@ struct RankEnvironment {
   std::string job;                          // shared by all ranks of this job alone; names the rendezvous file
   std::optional<Handover> handover;         // if `dtrain launch` itself started the rank
   std::optional<LauncherContact> launcher;  // if mpirun or srun started the rank for it
+  bool names_local_ranks = true;            // false: all ranks are expected on one host, as nothing says otherwise
   bool has_mpi = false;                     // MPI connects the ranks: started by mpirun, or by srun with PMIx
   std::optional<MasterAddress> master;      // empty: not said
   std::string network_interface;          // DTRAIN_NETWORK_INTERFACE: a name or a network, between hosts; empty: chosen
