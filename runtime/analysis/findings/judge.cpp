@@ -108,8 +108,7 @@ void declare_keys(config::Keys& keys, Judgement& rule) {
 }
 
 RuleSet::RuleSet(const std::vector<Judgement>& all) {
-  std::copy_if(all.begin(), all.end(), std::back_inserter(rules_),
-               [](const auto& rule) { return rule.judge != nullptr; });
+  std::ranges::copy_if(all, std::back_inserter(rules_), [](const auto& rule) { return rule.judge != nullptr; });
 }
 
 void RuleSet::declare_keys(config::Keys& keys) {

@@ -1,6 +1,7 @@
 #include "dtrain/analysis/analysis.h"
 
 #include <algorithm>
+#include <functional>
 #include <set>
 
 #include <spdlog/fmt/fmt.h>
@@ -147,8 +148,7 @@ Stragglers find_stragglers(const Evidence& evidence) {
     explain(evidence, r, rank);
     result.ranks.push_back(std::move(rank));
   }
-  std::stable_sort(result.ranks.begin(), result.ranks.end(),
-                   [](const Straggler& a, const Straggler& b) { return a.waited_s > b.waited_s; });
+  std::ranges::stable_sort(result.ranks, std::greater{}, &Straggler::waited_s);
   return result;
 }
 

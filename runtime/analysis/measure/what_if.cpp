@@ -143,8 +143,8 @@ std::optional<Prediction> predict_workers(const Evidence& evidence, const Predic
 
 // Removes predictions of parts that a mock run leaves out: a faster exchange, or faster loading. The others still hold.
 void leave_out_what_is_mocked(const RunProfile& run, WhatIf& result) {
-  const auto mock = run.plan.find("mock");
-  if (mock == run.plan.end() || !mock->is_object()) return;
+  const Json* const mock = find_object(run.plan, "mock");
+  if (!mock) return;
   const std::vector<std::string> words = split(text(*mock, "what"), ',');
   const auto mocked = [&](const char* word) { return std::find(words.begin(), words.end(), word) != words.end(); };
   const bool alone = mocked("comm") || mocked("train");
