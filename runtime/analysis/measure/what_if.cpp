@@ -312,8 +312,7 @@ WhatIf predict(const Evidence& evidence, const RunProfile& tried) {
   if (graphs && evidence.rows.ranks() > 1) {
     result.notes.push_back(
         fmt::format("what depends on the exchange is not predicted: CUDA graphs are {} of the loop, and what the "
-                    "exchange exposes in "
-                    "them is not known; a run with optimizations.cuda_graphs: false shows it",
+                    "exchange exposes in them is not known; a run with optimizations.cuda_graphs: false shows it",
                     format_percent(evidence.loop_s > 0 ? evidence.exposed.graphs_s / evidence.loop_s : 1)));
   } else if (evidence.rows.ranks() > 1) {
     predict_alone(evidence, tried, predictor, result);
