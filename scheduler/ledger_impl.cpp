@@ -154,8 +154,7 @@ void Ledger::Impl::read_tasks(const std::string& condition, const std::function<
   Transaction transaction(database, Transaction::Kind::kRead);
   Statement row = database.prepare(
       "SELECT id, name, state, reason, priority, slots, claim, run_dir, pid, submitted, started, ended, exit_code, "
-      "paused FROM tasks "
-      "WHERE " +
+      "paused FROM tasks WHERE " +
       condition + " ORDER BY id");
   const auto time = [&](int column) {
     const auto value = row.maybe_integer(column);

@@ -70,10 +70,6 @@ std::vector<std::string> names_of(const AgentSlots& agent) {
   return agent.gpus.empty() ? std::vector<std::string>{agent.id} : agent.gpus;
 }
 
-bool intersects(const std::vector<std::string>& names, const std::set<std::string>& set) {
-  return std::any_of(names.begin(), names.end(), [&](const std::string& name) { return set.contains(name); });
-}
-
 std::set<std::string> usable_names(const TaskRequest& request) {
   const std::set<std::string> usable = usable_agents(request.agents, request.slots);
   std::set<std::string> names;
@@ -109,7 +105,8 @@ std::vector<AgentSlots> with_free(const TaskRequest& request, const HeldSlots& h
   std::vector<AgentSlots> agents = request.agents;
   for (AgentSlots& agent : agents) {
     const std::map<int, const Holder*> taken = held_of(agent, held);
-    if (intersects(names_of(agent), reserved)) {
+    const auto is_reserved = [&](const std::string& name) { return reserved.contains(name); };
+    if (std::ranges::any_of(names_of(agent), is_reserved)) {
       agent.free = 0;
     } else if (agent.cores.empty()) {
       agent.free = agent.slots - static_cast<int>(taken.size());

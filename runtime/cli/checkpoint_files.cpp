@@ -121,11 +121,6 @@ ExitCode export_model(const checkpoints::Entry& entry, const std::filesystem::pa
   throw Error("dtrain-worker --export was " + status.describe());
 }
 
-// "model.pt" -> "model_eval.pt"
-std::filesystem::path beside_for_eval(const std::filesystem::path& output) {
-  return output.parent_path() / (output.stem().string() + "_eval" + output.extension().string());
-}
-
 }  // namespace
 
 void add_checkpoint_delete(CLI::App& checkpoint) {
@@ -212,7 +207,8 @@ void add_checkpoint_export(CLI::App& checkpoint, ExitCode* exit_code) {
     const checkpoints::Entry& entry = choose(found, arguments->step);
     std::filesystem::path eval_output;
     if (model && arguments->model.empty() && entry.about.run.contains("eval_model")) {
-      eval_output = beside_for_eval(output);
+      // "model_eval.pt" beside "model.pt"
+      eval_output = output.parent_path() / (output.stem().string() + "_eval" + output.extension().string());
       check_output(eval_output, arguments->force);
     }
     check(entry);

@@ -70,8 +70,7 @@ CLI::Option* add_run(CLI::App& command, std::string& run) {
 CLI::Option* add_runs(CLI::App& command, std::vector<std::string>& runs) {
   return command
       .add_option("RUN", runs,
-                  "The runs, each one: a path, a number (3 or run:3) or name under ./runs, or its task "
-                  "(task:127)")
+                  "The runs, each one: a path, a number (3 or run:3) or name under ./runs, or its task (task:127)")
       ->required();
 }
 

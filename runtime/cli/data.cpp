@@ -58,10 +58,6 @@ std::vector<std::string> class_names_beside(const std::filesystem::path& shards)
   return names;
 }
 
-bool is_experiment(const std::filesystem::path& path) {
-  return path.extension() == ".yaml" || path.extension() == ".yml";
-}
-
 PictureData of_experiment(const PictureDataArguments& arguments) {
   const config::Experiment experiment = config::read_experiment(arguments.what, arguments.overrides);
   if (!experiment.model) {
@@ -109,7 +105,8 @@ void add_picture_data(CLI::App& command, PictureDataArguments& arguments) {
 
 // ConfigError if the experiment has no pictures; DataError as the formats'.
 PictureData open_picture_data(const PictureDataArguments& arguments) {
-  if (is_experiment(arguments.what)) return of_experiment(arguments);
+  const std::filesystem::path ending = std::filesystem::path(arguments.what).extension();
+  if (ending == ".yaml" || ending == ".yml") return of_experiment(arguments);
   if (arguments.validation || !arguments.overrides.empty()) {
     throw ConfigError("--validation and --set are for experiment files, and " + arguments.what + " is none");
   }

@@ -285,11 +285,6 @@ std::optional<double> metric_number(const std::optional<CurveValue>& value) {
   return value ? std::optional(value->value) : std::nullopt;
 }
 
-std::optional<std::string> start_text(const RunRow& row) {
-  if (!row.run.started_s) return std::nullopt;
-  return format_utc(Nanoseconds(std::llround(*row.run.started_s * 1e9)));
-}
-
 Cell or_none(const std::string& text) {
   return text.empty() ? Cell() : Cell(text);
 }
@@ -341,7 +336,7 @@ std::string as_csv(const std::vector<RunRow>& rows) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const analysis::RunLine& run = rows[i].run;
     const std::string id = rows[i].id(), folder = run.folder.string();
-    const std::optional<std::string> start = start_text(rows[i]);
+    const std::string start = run.started_s ? format_utc(Nanoseconds(std::llround(*run.started_s * 1e9))) : "";
     std::vector<Cell> row = {id,
                              run.name,
                              or_none(run.state),
@@ -355,7 +350,7 @@ std::string as_csv(const std::vector<RunRow>& rows) {
                              batch(run.last_metric),
                              run.samples_per_s,
                              run.duration_s,
-                             start,
+                             or_none(start),
                              folder,
                              or_none(run.damage)};
     for (const SettingDifference& setting : differ) row.emplace_back(setting.values[i]);

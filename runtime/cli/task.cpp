@@ -241,14 +241,10 @@ constexpr auto kPollPeriod = std::chrono::milliseconds(200);
 
 std::string kill(scheduler::Ledger& ledger, scheduler::TaskId id) {
   const std::string name = "task " + std::to_string(id);
-  switch (ledger.request_kill(id)) {
-    case scheduler::KillResult::kAsked:
-      break;
-    case scheduler::KillResult::kEnded:
-      return name + ": its launcher is gone; the processes that it left were killed";
-    case scheduler::KillResult::kHadEnded:
-      return name + " has already ended: " + state_text(*ledger.find(id));
-  }
+  using scheduler::KillResult;
+  const KillResult result = ledger.request_kill(id);
+  if (result == KillResult::kEnded) return name + ": its launcher is gone; the processes that it left were killed";
+  if (result == KillResult::kHadEnded) return name + " has already ended: " + state_text(*ledger.find(id));
   if (ledger.orders(id).kills > 1) return name + ": its ranks are being killed";
   return name + " was asked to stop after its current step; a second `dtrain task kill` kills its ranks";
 }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 
 #include "dtrain/analysis/diff.h"
 #include "dtrain/base/text.h"
@@ -43,8 +44,7 @@ void write_step_change(TextWriter& out, const RunDiff& diff) {
   for (const DiffQuantity& phase : diff.phases) {
     if (std::max(phase.a, phase.b) >= kSmallestStepShare * diff.step.a) phases.push_back(phase);
   }
-  std::ranges::stable_sort(
-      phases, [](const DiffQuantity& x, const DiffQuantity& y) { return std::abs(x.change) > std::abs(y.change); });
+  std::ranges::stable_sort(phases, std::greater{}, [](const DiffQuantity& phase) { return std::abs(phase.change); });
   out.heading("Phases: a batch without the long ones; changes in per cent of A's batch");
   for (const DiffQuantity& phase : phases) {
     const std::string name = phase.name == "allreduce_wait" ? "exposed communication" : phase.name;

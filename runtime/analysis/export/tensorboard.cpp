@@ -94,8 +94,7 @@ void export_rank(const RankProfile& rank, const std::filesystem::path& folder, E
              step_scalars(step.wall_ns, step.samples, step.phases, 1));
   }
   for (const ScopeStep& step : rank.scope_steps) {
-    const auto of_step = std::lower_bound(rank.steps.begin(), rank.steps.end(), step.batch,
-                                          [](const StepLine& line, std::int64_t batch) { return line.batch < batch; });
+    const auto of_step = std::ranges::lower_bound(rank.steps, step.batch, {}, &StepLine::batch);
     if (of_step == rank.steps.end() || of_step->batch != step.batch) continue;
     file.add(wall.seconds(of_step->start_ns + of_step->wall_ns), step.batch,
              {{"scopes_ms/" + rank.scope_paths[static_cast<std::size_t>(step.path)],

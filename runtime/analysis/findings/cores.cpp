@@ -103,8 +103,7 @@ constexpr double kMostPeriods = 1.5;  // a stall is over when the next period be
 
 // Returns an index into RunProfile::ranks: a rank of the host on which the quota costs most.
 std::size_t worst_rank(const Evidence& evidence) {
-  const auto worst = std::ranges::max_element(
-      evidence.contention, [](const Contention& a, const Contention& b) { return a.throttled_s < b.throttled_s; });
+  const auto worst = std::ranges::max_element(evidence.contention, {}, &Contention::throttled_s);
   return static_cast<std::size_t>(worst - evidence.contention.begin());
 }
 

@@ -101,8 +101,8 @@ class DivisionFinder {
   // are mpirun's or Slurm's, or it uses local steps, with which another number of ranks trains something else.
   bool read_settings() {
     const Json& plan = evidence_.run.plan;
-    const auto experiment = plan.find("experiment");
-    if (experiment == plan.end() || !experiment->is_object()) return true;
+    const Json* const experiment = find_object(plan, "experiment");
+    if (!experiment) return true;
     if (text(plan, "cluster") != "this machine") return false;
     if (!experiment->value("/optimizations/local_sgd"_json_pointer, Json()).is_null()) return false;
     const Json& resources = object_at(*experiment, "resources");

@@ -386,9 +386,8 @@ Judgement io_bottleneck() {
           .group = "report",
           .unit = "hosts",
           .title =
-              "Looks for times in which the CPUs wait for disks and all GPUs of the host are idle (on CPUs: its "
-              "ranks hardly compute), and triggers where these are more than the threshold's share of the "
-              "training.",
+              "Looks for times in which the CPUs wait for disks and all GPUs of the host are idle (on CPUs: its ranks "
+              "hardly compute), and triggers where these are more than the threshold's share of the training.",
           .advice = "Keep the data in memory, use a binary format that is read in sequence, or a faster disk.",
           .parameters = {real("threshold", "Percentage of the data points at which this may be so.", 50),
                          real("io_threshold", "I/O wait, in percent, above which the cores wait for disks.", 50),
@@ -402,9 +401,8 @@ Judgement batch_size() {
   return {
       .id = "BatchSize",
       .text =
-          "A batch too small to use the cores, the GPU and its memory (on CPUs: the ranks' computing time, the "
-          "host's memory). It is too small where the 95th percentiles of a window are all below their "
-          "thresholds.",
+          "A batch too small to use the cores, the GPU and its memory (on CPUs: the ranks' computing time, the host's "
+          "memory). It is too small where the 95th percentiles of a window are all below their thresholds.",
       .group = "report",
       .unit = "windows",
       .title =

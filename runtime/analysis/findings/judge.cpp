@@ -108,8 +108,7 @@ void declare_keys(config::Keys& keys, Judgement& rule) {
 }
 
 RuleSet::RuleSet(const std::vector<Judgement>& all) {
-  std::copy_if(all.begin(), all.end(), std::back_inserter(rules_),
-               [](const auto& rule) { return rule.judge != nullptr; });
+  std::ranges::copy_if(all, std::back_inserter(rules_), [](const auto& rule) { return rule.judge != nullptr; });
 }
 
 void RuleSet::declare_keys(config::Keys& keys) {
@@ -193,15 +192,6 @@ std::string keys_text(const std::vector<std::string>& patch) {
   return text;
 }
 
-namespace {
-
-double compute_share(const Waterfall& waterfall) {
-  const double compute_s = waterfall.part_s("compute") + waterfall.part_s("slower_compute");
-  return waterfall.wall_s > 0 ? compute_s / waterfall.wall_s : 0;
-}
-
-}  // namespace
-
 std::string look_at(const Analysis& analysis) {
   const RunSummary& summary = analysis.summary;
   if (summary.steps == 0) return "no batch was recorded: the run ended before its first batch, or was not profiled";
@@ -217,11 +207,12 @@ std::string look_at(const Analysis& analysis) {
         "starting took {}, longer than the {} of training: train longer, or look at what the trial loads",
         seconds_text(start_s), seconds_text(loop_s));
   }
+  const Waterfall& waterfall = analysis.waterfall;
+  const double compute_s = waterfall.part_s("compute") + waterfall.part_s("slower_compute");
   return fmt::format(
       "nothing stands out: {} of the loop is the model's own computing (train_batch, without the optimizer); a faster "
-      "model or more ranks is "
-      "what is left",
-      format_percent(compute_share(analysis.waterfall)));
+      "model or more ranks is what is left",
+      format_percent(waterfall.wall_s > 0 ? compute_s / waterfall.wall_s : 0));
 }
 
 // The unit of a result is a plural.

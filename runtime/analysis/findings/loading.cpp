@@ -31,9 +31,8 @@ std::optional<double> processors(const Machine& machine) {
 std::string advice(const std::string& host, const OfHost& loading, double cpus, bool few) {
   const double waited = loading.steps_s > 0 ? loading.waited_s / loading.steps_s : 0;
   return fmt::format(
-      "{}: {:.3g} loader workers on {:.3g} CPUs are {}; the training waited for data for {} of its "
-      "time{}",
-      host, loading.workers, cpus, few ? "few" : "many", format_percent(waited),
+      "{}: {:.3g} loader workers on {:.3g} CPUs are {}; the training waited for data for {} of its time{}", host,
+      loading.workers, cpus, few ? "few" : "many", format_percent(waited),
       few && waited < 0.01 ? ", so it is fast enough" : "");
 }
 
@@ -221,10 +220,8 @@ std::string loader_advice(const RunProfile& run, Finding& finding, bool throttle
   }
   const std::string workers = loader_setting(run, "workers");
   finding.evidence += fmt::format(
-      "; {:.3g} workers spend {} of their time on a core, {} ready without one, {} waiting "
-      "for storage",
-      use->workers, format_percent(use->cpu_share()), format_percent(use->no_core_share()),
-      format_percent(use->storage_share()));
+      "; {:.3g} workers spend {} of their time on a core, {} ready without one, {} waiting for storage", use->workers,
+      format_percent(use->cpu_share()), format_percent(use->no_core_share()), format_percent(use->storage_share()));
   if (lack_cores(*use) && throttled) {
     return "raise the CPU quota of the cgroup, which stops the workers as well as the training";
   }
@@ -270,9 +267,8 @@ Judgement dataloader() {
               "Compares the number of loader workers of a host with its CPUs: too few may leave the training "
               "waiting for data, too many take CPUs away from computing.",
           .advice =
-              "Where the training waits for data: more loader workers (data.workers, or LoaderSettings::workers "
-              "in a program; auto adds them as long as the rank's cores are free). Too many: fewer of them, or "
-              "fewer ranks.",
+              "Where the training waits for data: more loader workers (data.workers, or LoaderSettings::workers in a "
+              "program; auto adds them as long as the rank's cores are free). Too many: fewer of them, or fewer ranks.",
           .parameters = {real("min_threshold", "Fewer loader threads than this percentage of the cores are too few.",
                               70, {0, 10'000}),
                          real("max_threshold", "More loader threads than this percentage of the cores are too many.",
@@ -315,8 +311,7 @@ Judgement small_reads() {
           "LoaderSettings::workers).",
       .parameters = {real("request", "Requests of less than this, on average, are small.", 128, {0, 1'000'000}, "KB"),
                      real("rate",
-                          "What a disk of this run can do in large requests; reading at less than half of it is "
-                          "slow.",
+                          "What a disk of this run can do in large requests; reading at less than half of it is slow.",
                           200, {0, 1'000'000}, "MB/s"),
                      real("waiting",
                           "Ranks that wait for data for less than this percentage of their time are not judged.", 5)},

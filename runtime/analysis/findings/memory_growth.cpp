@@ -80,8 +80,7 @@ double growth_of_free_heap(const RankProfile& rank, double steps) {
 std::optional<MemoryRoom> memory_left(const MonitorProfile* monitor) {
   if (monitor == nullptr || monitor->samples.empty()) return std::nullopt;
   const std::vector<MemoryRoom> rooms = memory_rooms(*monitor, monitor->samples.back());
-  const auto least = std::min_element(rooms.begin(), rooms.end(),
-                                      [](const MemoryRoom& a, const MemoryRoom& b) { return a.free < b.free; });
+  const auto least = std::ranges::min_element(rooms, {}, &MemoryRoom::free);
   return least == rooms.end() ? std::nullopt : std::optional(*least);
 }
 

@@ -75,8 +75,7 @@ class ComputingOfSamples {
   void add(std::int64_t start_ns, std::int64_t end_ns, double computed_ns) {
     if (end_ns <= start_ns) return;
     const double density = computed_ns / static_cast<double>(end_ns - start_ns);
-    auto sample = std::upper_bound(samples_.begin(), samples_.end(), start_ns,
-                                   [](std::int64_t time_ns, const SystemLine& line) { return time_ns < line.time_ns; });
+    auto sample = std::ranges::upper_bound(samples_, start_ns, {}, &SystemLine::time_ns);
     for (; sample != samples_.end() && sample->time_ns - sample->interval_ns < end_ns; ++sample) {
       const std::int64_t from_ns = std::max(start_ns, sample->time_ns - sample->interval_ns);
       const std::int64_t to_ns = std::min(end_ns, sample->time_ns);

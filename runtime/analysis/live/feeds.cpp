@@ -107,23 +107,16 @@ using profile::Phase;
 constexpr std::int64_t kLatestStepNs = 1'000'000'000;
 
 Activity activity_of(Phase phase) {
-  switch (phase) {
-    case Phase::kDataloaderNext:
-    case Phase::kToDevice:
-      return Activity::kLoading;
-    case Phase::kTrainBatch:
-    case Phase::kForward:
-    case Phase::kBackward:
-    case Phase::kGraph:
-      return Activity::kComputing;
-    case Phase::kAllreduceWait:
-      return Activity::kWaiting;
-    case Phase::kOptimizerStep:
-    case Phase::kStepLrSchedulers:
-      return Activity::kOptimizer;
-    default:
-      return Activity::kOther;
+  constexpr std::pair<Phase, Activity> kActivities[] = {
+      {Phase::kDataloaderNext, Activity::kLoading},    {Phase::kToDevice, Activity::kLoading},
+      {Phase::kTrainBatch, Activity::kComputing},      {Phase::kForward, Activity::kComputing},
+      {Phase::kBackward, Activity::kComputing},        {Phase::kGraph, Activity::kComputing},
+      {Phase::kAllreduceWait, Activity::kWaiting},     {Phase::kOptimizerStep, Activity::kOptimizer},
+      {Phase::kStepLrSchedulers, Activity::kOptimizer}};
+  for (const auto& [known, activity] : kActivities) {
+    if (known == phase) return activity;
   }
+  return Activity::kOther;
 }
 
 // Sums over steps and windows.

@@ -97,8 +97,7 @@ std::vector<RankColumn> columns_for(const LiveView& view, int width) {
   std::vector<RankColumn> columns = all_columns(view);
   std::vector<std::size_t> by_need(columns.size());
   for (std::size_t i = 0; i < by_need.size(); ++i) by_need[i] = i;
-  std::stable_sort(by_need.begin(), by_need.end(),
-                   [&](std::size_t a, std::size_t b) { return columns[a].rank_of_need < columns[b].rank_of_need; });
+  std::ranges::stable_sort(by_need, {}, [&](std::size_t column) { return columns[column].rank_of_need; });
   std::set<std::size_t> chosen;
   int used = -kGap;
   for (const std::size_t i : by_need) {

@@ -48,8 +48,7 @@ LiveHost live_host(const MonitorProfile& monitor, double now_s) {
     if (fullest->of_cgroup) host.memory_of = fullest->whose;
   }
   host.throttled_percent = metric_of(sample.metrics, "cpu_throttled_periods");
-  const auto clock = monitor.header.find("clock");
-  if (clock != monitor.header.end() && clock->is_object()) {
+  if (const Json* clock = find_object(monitor.header, "clock")) {
     host.age_s = std::max(0.0, now_s - to_seconds(sample.time_ns) - number(*clock, "offset_ns") / 1e9);
   }
   host.cpu_percent = metric_of(sample.metrics, "cpu_util_simple");

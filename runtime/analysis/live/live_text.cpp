@@ -142,11 +142,6 @@ bool is_small(const LiveTextOptions& options) {
   return options.height > 0 && options.height < kSmallScreen;
 }
 
-const char* style_of(const LiveView& view) {
-  if (view.state == "done") return "1;32";
-  return view.ended ? "1;31" : "1;36";
-}
-
 std::string metrics_text(const LiveMetrics& metrics) {
   std::string text;
   const auto add = [&](const std::string& name, double value) {
@@ -213,7 +208,8 @@ ScreenLines head_lines(const LiveView& view, const LiveTextOptions& options) {
   ScreenLines lines;
   const auto line = [&] { return ScreenLine(options.width, options.color); };
   ScreenLine first = line();
-  first.add(view.name, "1").add("  ").add(view.state, style_of(view));
+  const char* const style = view.state == "done" ? "1;32" : view.ended ? "1;31" : "1;36";
+  first.add(view.name, "1").add("  ").add(view.state, style);
   if (view.elapsed_s) first.add(view.ended ? " after " : " for ").add(seconds_text(*view.elapsed_s));
   first.add("   " + count_text(view.world_size, "rank") + host_count(view));
   lines.push_back(first.take());

@@ -13,8 +13,7 @@ namespace dtrain::analysis {
 namespace {
 
 bool share_cores(const RankProfile& a, const RankProfile& b) {
-  return std::any_of(a.cpus.begin(), a.cpus.end(),
-                     [&](int cpu) { return std::find(b.cpus.begin(), b.cpus.end(), cpu) != b.cpus.end(); });
+  return std::ranges::find_first_of(a.cpus, b.cpus) != a.cpus.end();
 }
 
 // Returns the load on the rank's cores less that of ranks on them and of their child processes; empty: a core is not in

@@ -23,11 +23,7 @@ constexpr std::int64_t kSmallBytes = 1'024;  // and less: nothing but latency
 using Lines = std::span<const CollectiveLine>;
 
 Lines of_batch(const RankProfile& rank, std::int64_t batch) {
-  const auto before = [](const CollectiveLine& line, std::int64_t value) { return line.batch < value; };
-  const auto after = [](std::int64_t value, const CollectiveLine& line) { return value < line.batch; };
-  const auto first = std::lower_bound(rank.collectives.begin(), rank.collectives.end(), batch, before);
-  const auto last = std::upper_bound(first, rank.collectives.end(), batch, after);
-  return {first, last};
+  return std::ranges::equal_range(rank.collectives, batch, {}, &CollectiveLine::batch);
 }
 
 struct Bucket {

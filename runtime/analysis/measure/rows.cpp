@@ -165,8 +165,7 @@ class Rows::Builder {
     const std::size_t count = rows_.ranks_;
     std::vector<std::size_t> order(rows_.rows_.size());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-    std::ranges::stable_sort(
-        order, [&](std::size_t a, std::size_t b) { return rows_.rows_[a].first_batch < rows_.rows_[b].first_batch; });
+    std::ranges::stable_sort(order, {}, [&](std::size_t i) { return rows_.rows_[i].first_batch; });
     std::vector<Row> rows;
     std::vector<const StepLine*> cells;
     cells.reserve(rows_.cells_.size());

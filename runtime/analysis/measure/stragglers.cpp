@@ -1,6 +1,7 @@
 #include "dtrain/analysis/analysis.h"
 
 #include <algorithm>
+#include <functional>
 #include <set>
 
 #include <spdlog/fmt/fmt.h>
@@ -75,8 +76,7 @@ void explain(const Evidence& evidence, std::size_t r, Straggler& rank) {
   for (const double seconds : waited.later_s) all_s += std::max(0.0, seconds);
   const std::string numbers = fmt::format(
       "in the exchanges to which it came last it had taken {} longer to compute, {} longer for the optimizer step and "
-      "{} "
-      "longer to get data than the middle of the others",
+      "{} longer to get data than the middle of the others",
       seconds_text(compute_s), seconds_text(update_s), seconds_text(loading_s));
   const double samples_s = rank.cost_s > 0 ? more_samples_s(evidence.rows, r) : 0;
   const double without_core_s = lacking_s(evidence.contention, r);
@@ -147,8 +147,7 @@ Stragglers find_stragglers(const Evidence& evidence) {
     explain(evidence, r, rank);
     result.ranks.push_back(std::move(rank));
   }
-  std::stable_sort(result.ranks.begin(), result.ranks.end(),
-                   [](const Straggler& a, const Straggler& b) { return a.waited_s > b.waited_s; });
+  std::ranges::stable_sort(result.ranks, std::greater{}, &Straggler::waited_s);
   return result;
 }
 

@@ -11,14 +11,12 @@ namespace dtrain::analysis {
 bool trains_on_gpus(const RunProfile& run) {
   const std::string decided = text(run.plan, "slot_type");
   if (!decided.empty()) return decided == "cuda";
-  const auto resources = run.experiment.find("resources");
-  if (resources == run.experiment.end() || !resources->is_object()) return true;
-  return text(*resources, "slot_type") == "cuda";
+  const Json* const resources = find_object(run.experiment, "resources");
+  return !resources || text(*resources, "slot_type") == "cuda";
 }
 
 bool has_gpu(const RankProfile& rank) {
-  const auto recorded = rank.header.find("gpu");
-  return recorded != rank.header.end() && recorded->is_object();
+  return find_object(rank.header, "gpu") != nullptr;
 }
 
 bool ranks_have_gpus(const RunProfile& run) {
@@ -36,8 +34,8 @@ std::optional<std::map<std::int64_t, int>> ranks_by_gpu(const RunProfile& run, c
   for (const RankProfile& rank : run.ranks) {
     if (run.monitor_of(rank) != &monitor) continue;
     any = true;
-    const auto recorded = rank.header.find("gpu");
-    if (recorded == rank.header.end() || !recorded->is_object()) return std::nullopt;
+    const Json* const recorded = find_object(rank.header, "gpu");
+    if (!recorded) return std::nullopt;
     const std::string uuid = text(*recorded, "uuid");
     const std::int64_t index = integer(*recorded, "index", -1);
     // A MIG instance is only a part of a GPU: the GPU's samples are not the rank's alone, and no name matches the

@@ -53,8 +53,7 @@ std::vector<WaterfallPart> computing_parts(double ideal_s, const std::optional<d
   return {{"hardware", "forward and backward if each operator ran at the limit of its machine", *hardware_s},
           {"slower_kernels",
            "train_batch and graph beyond that, at the best rank's median batch: kernels slower than the hardware "
-           "allows, and the "
-           "time between them",
+           "allows, and the time between them",
            ideal_s - *hardware_s}};
 }
 

@@ -143,8 +143,8 @@ std::optional<Prediction> predict_workers(const Evidence& evidence, const Predic
 
 // Removes predictions of parts that a mock run leaves out: a faster exchange, or faster loading. The others still hold.
 void leave_out_what_is_mocked(const RunProfile& run, WhatIf& result) {
-  const auto mock = run.plan.find("mock");
-  if (mock == run.plan.end() || !mock->is_object()) return;
+  const Json* const mock = find_object(run.plan, "mock");
+  if (!mock) return;
   const std::vector<std::string> words = split(text(*mock, "what"), ',');
   const auto mocked = [&](const char* word) { return std::find(words.begin(), words.end(), word) != words.end(); };
   const bool alone = mocked("comm") || mocked("train");
@@ -312,8 +312,7 @@ WhatIf predict(const Evidence& evidence, const RunProfile& tried) {
   if (graphs && evidence.rows.ranks() > 1) {
     result.notes.push_back(
         fmt::format("what depends on the exchange is not predicted: CUDA graphs are {} of the loop, and what the "
-                    "exchange exposes in "
-                    "them is not known; a run with optimizations.cuda_graphs: false shows it",
+                    "exchange exposes in them is not known; a run with optimizations.cuda_graphs: false shows it",
                     format_percent(evidence.loop_s > 0 ? evidence.exposed.graphs_s / evidence.loop_s : 1)));
   } else if (evidence.rows.ranks() > 1) {
     predict_alone(evidence, tried, predictor, result);

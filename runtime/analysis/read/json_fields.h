@@ -27,12 +27,17 @@ inline std::int64_t integer(const Json& object, const std::string& key, std::int
 }
 
 inline double number(const Json& object, const std::string& key) {
-  const auto value = object.find(key);
-  return value != object.end() && value->is_number() ? value->get<double>() : 0;
+  return value_at<double>(object, key).value_or(0);
 }
 
 inline std::string text(const Json& object, const std::string& key) {
   return text_at(object, key);
+}
+
+// Returns the member if it is an object, else null.
+inline const Json* find_object(const Json& object, const std::string& key) {
+  const auto value = object.find(key);
+  return value != object.end() && value->is_object() ? &*value : nullptr;
 }
 
 // Returns the time of an event or a metric, "2026-03-01T12:34:56.789012Z", in seconds since 1970; 0 for other text.

@@ -201,12 +201,10 @@ void sort_by_batch(std::vector<Line>& lines) {
 void complete(RankProfile& rank) {
   rank.host = text(rank.header, "host");
   rank.agent = text(rank.header, "agent");
-  if (const auto cpus = rank.header.find("cpus"); cpus != rank.header.end() && cpus->is_array()) {
-    for (const Json& cpu : *cpus) {
-      if (cpu.is_number_integer()) rank.cpus.push_back(cpu.get<int>());
-    }
+  for (const Json& cpu : list_at(rank.header, "cpus")) {
+    if (cpu.is_number_integer()) rank.cpus.push_back(cpu.get<int>());
   }
-  if (const auto first = rank.header.find("rank_0_clock"); first != rank.header.end() && first->is_object()) {
+  if (const Json* first = find_object(rank.header, "rank_0_clock")) {
     const ClockLine line{integer(*first, "time_ns"), integer(*first, "offset_ns"), integer(*first, "error_ns")};
     if (rank.clocks.empty() || rank.clocks.front().time_ns > line.time_ns)
       rank.clocks.insert(rank.clocks.begin(), line);
@@ -271,8 +269,7 @@ void read_run_records(const fs::path& folder, RunProfile& run) {
   damage.add(profile::read_records(folder, RecordFile::kEvents, add_to_list(run.events)));
   damage.add(profile::read_records(folder, RecordFile::kMetrics, add_to_list(run.metrics)));
   run.warnings = damage.lines();
-  const auto experiment = run.plan.find("experiment");
-  if (experiment != run.plan.end() && experiment->is_object()) run.experiment = *experiment;
+  run.experiment = object_at(run.plan, "experiment");
   run.name = text(run.plan, "name");
   run.world_size = static_cast<int>(std::clamp<std::int64_t>(integer(run.plan, "world_size"), 0, kLargestWorld));
 }

@@ -141,9 +141,7 @@ std::int64_t count_in(const Json& object, const char* key) {
 
 std::vector<std::vector<std::int64_t>> shapes_in(const Json& row) {
   std::vector<std::vector<std::int64_t>> shapes;
-  const auto found = row.find("shapes");
-  if (found == row.end() || !found->is_array()) return shapes;
-  for (const Json& shape : *found) {
+  for (const Json& shape : list_at(row, "shapes")) {
     auto& sizes = shapes.emplace_back();
     if (!shape.is_array()) continue;
     for (const Json& size : shape) sizes.push_back(size.is_number_integer() ? size.get<std::int64_t>() : 0);
@@ -159,8 +157,7 @@ OperatorCount row_from(const Json& json) {
                     .calls = count_in(json, "calls"),
                     .flops = count_in(json, "flops"),
                     .bytes = count_in(json, "bytes")};
-  const auto seconds = json.find("seconds");
-  if (seconds != json.end() && seconds->is_number()) row.seconds = std::max(0.0, seconds->get<double>());
+  if (const auto seconds = value_at<double>(json, "seconds")) row.seconds = std::max(0.0, *seconds);
   return row;
 }
 
@@ -179,10 +176,8 @@ OperatorCounts counts_from(const Json& json) {
                         .counted = count_in(json, "counted_batches"),
                         .flops_per_sample = std::max(0.0, number(json, "flops_per_sample")),
                         .dtype = text(json, "dtype")};
-  if (const auto rows = json.find("operators"); rows != json.end() && rows->is_array()) {
-    for (const Json& row : *rows) {
-      if (row.is_object()) counts.operators.push_back(row_from(row));
-    }
+  for (const Json& row : list_at(json, "operators")) {
+    if (row.is_object()) counts.operators.push_back(row_from(row));
   }
   return counts;
 }
@@ -214,38 +209,28 @@ std::vector<OperatorCounts> read_operator_counts(const fs::path& folder, std::ve
 namespace {
 
 CompressionAccount read_compression(const Json& json) {
-  CompressionAccount account;
-  account.kind = text(json, "kind");
-  account.text = text(json, "text");
-  account.steps = integer(json, "steps");
-  account.compressed_steps = integer(json, "compressed_steps");
-  account.uncompressed_bytes = number(json, "uncompressed_bytes");
-  account.sent_bytes = number(json, "sent_bytes");
-  if (const auto gained = json.find("gained_s"); gained != json.end() && gained->is_number()) {
-    account.gained_s = gained->get<double>();
-  }
-  return account;
+  return {.kind = text(json, "kind"),
+          .text = text(json, "text"),
+          .steps = integer(json, "steps"),
+          .compressed_steps = integer(json, "compressed_steps"),
+          .uncompressed_bytes = number(json, "uncompressed_bytes"),
+          .sent_bytes = number(json, "sent_bytes"),
+          .gained_s = value_at<double>(json, "gained_s")};
 }
 
 double sum_of_members(const Json& json, const std::string& key) {
-  const auto found = json.find(key);
   double sum = 0;
-  if (found == json.end() || !found->is_object()) return sum;
-  for (const auto& [name, value] : found->items()) sum += value.is_number() ? value.get<double>() : 0;
+  for (const auto& [name, value] : object_at(json, key).items()) sum += value.is_number() ? value.get<double>() : 0;
   return sum;
 }
 
 StrategyAccount read_strategy(const Json& json) {
-  StrategyAccount account;
-  account.strategy = text(json, "strategy");
-  account.text = text(json, "text");
-  account.host_bytes = sum_of_members(json, "host_bytes");
-  account.replicated_host_bytes = sum_of_members(json, "replicated_host_bytes");
-  for (const auto& [key, time] :
-       {std::pair("replicated_ms", &account.replicated_ms), std::pair("sharded_ms", &account.sharded_ms)}) {
-    if (const auto found = json.find(key); found != json.end() && found->is_number()) *time = found->get<double>();
-  }
-  return account;
+  return {.strategy = text(json, "strategy"),
+          .text = text(json, "text"),
+          .host_bytes = sum_of_members(json, "host_bytes"),
+          .replicated_host_bytes = sum_of_members(json, "replicated_host_bytes"),
+          .replicated_ms = value_at<double>(json, "replicated_ms"),
+          .sharded_ms = value_at<double>(json, "sharded_ms")};
 }
 
 std::int64_t sum_of(const Json& list) {
@@ -255,24 +240,16 @@ std::int64_t sum_of(const Json& list) {
 }
 
 void add_plan(const Json& plan, RunSummary& summary) {
-  if (const auto compression = plan.find("compression"); compression != plan.end() && compression->is_object()) {
-    summary.compression = read_compression(*compression);
+  if (const Json* found = find_object(plan, "compression")) summary.compression = read_compression(*found);
+  if (const Json* found = find_object(plan, "strategy")) summary.strategy = read_strategy(*found);
+  if (const Json* found = find_object(plan, "non_finite")) {
+    summary.non_finite = {integer(*found, "batches"), integer(*found, "first_batch"), text(*found, "text")};
   }
-  if (const auto strategy = plan.find("strategy"); strategy != plan.end() && strategy->is_object()) {
-    summary.strategy = read_strategy(*strategy);
+  summary.cuda_graphs = text(object_at(plan, "cuda_graphs"), "text");
+  if (const Json* found = find_object(plan, "loss_scaling")) {
+    summary.loss_scaling = {integer(*found, "skipped_updates"), number(*found, "scale"), text(*found, "text")};
   }
-  if (const auto found = plan.find("non_finite"); found != plan.end() && found->is_object()) {
-    summary.non_finite =
-        NonFiniteAccount{integer(*found, "batches"), integer(*found, "first_batch"), text(*found, "text")};
-  }
-  if (const auto graphs = plan.find("cuda_graphs"); graphs != plan.end() && graphs->is_object()) {
-    summary.cuda_graphs = text(*graphs, "text");
-  }
-  if (const auto found = plan.find("loss_scaling"); found != plan.end() && found->is_object()) {
-    summary.loss_scaling =
-        LossScalingAccount{integer(*found, "skipped_updates"), number(*found, "scale"), text(*found, "text")};
-  }
-  if (const auto mock = plan.find("mock"); mock != plan.end() && mock->is_object()) summary.mock = text(*mock, "text");
+  summary.mock = text(object_at(plan, "mock"), "text");
   if (const auto batch = integer(plan, "global_batch_size", -1); batch >= 0) summary.global_batch_size = batch;
   if (const auto per_rank = plan.find("batch_per_rank"); !summary.global_batch_size && per_rank != plan.end()) {
     std::int64_t all = 0;
@@ -286,13 +263,6 @@ void add_plan(const Json& plan, RunSummary& summary) {
   }
 }
 
-// Returns the number of batches in an optimizer step, from the experiment.
-std::int64_t aggregation_frequency(const Json& experiment) {
-  const auto optimizations = experiment.find("optimizations");
-  if (optimizations == experiment.end() || !optimizations->is_object()) return 1;
-  return std::max<std::int64_t>(1, integer(*optimizations, "aggregation_frequency", 1));
-}
-
 }  // namespace
 
 void add_run_files(const RunProfile& run, RunSummary& summary) {
@@ -304,7 +274,8 @@ void add_run_files(const RunProfile& run, RunSummary& summary) {
   }
   summary.history = history_of(run.events);
   summary.history.look_into_storage();
-  summary.aggregation_frequency = aggregation_frequency(run.experiment);
+  const Json& optimizations = object_at(run.experiment, "optimizations");
+  summary.aggregation_frequency = std::max<std::int64_t>(1, integer(optimizations, "aggregation_frequency", 1));
   for (const Json& line : run.metrics) {
     if (text(line, "kind") == "training" && line.contains("optimizer_steps")) {
       summary.optimizer_steps = integer(line, "optimizer_steps");

@@ -38,11 +38,9 @@ void add_events(const std::vector<Json>& events, std::optional<double> now_s, Ru
 }
 
 void add_metric(const Json& experiment, const RunCurves& curves, RunLine& run) {
-  const auto searcher = experiment.find("searcher");
-  if (searcher != experiment.end() && searcher->is_object()) {
-    run.metric = text(*searcher, "metric");
-    run.smaller_is_better = value_at<bool>(*searcher, "smaller_is_better").value_or(true);
-  }
+  const Json& searcher = object_at(experiment, "searcher");
+  run.metric = text(searcher, "metric");
+  run.smaller_is_better = value_at<bool>(searcher, "smaller_is_better").value_or(true);
   if (run.metric.empty() && curves.find(CurveKind::kValidation, "loss") != nullptr) run.metric = "loss";
   const Curve* const curve = curves.find(CurveKind::kValidation, run.metric);
   if (!curve) return;
@@ -77,8 +75,7 @@ ListedRun read_listed_run(const fs::path& run_dir, std::optional<double> now_s) 
   run.batches = curves.batches;
   run.samples_per_s = curves.samples_per_s;
   if (const Curve* loss = curves.find(CurveKind::kTraining, "loss")) run.loss = loss->last();
-  const auto experiment = plan.find("experiment");
-  add_metric(experiment != plan.end() && experiment->is_object() ? *experiment : Json::object(), curves, run);
+  add_metric(object_at(plan, "experiment"), curves, run);
   return listed;
 }
 
@@ -115,8 +112,7 @@ constexpr std::size_t kLongest = 60;
 
 bool is_setting(const std::string& path, const std::string& key) {
   const auto above = [&](std::string_view free) { return path == free || path.starts_with(std::string(free) + "."); };
-  return std::any_of(kFree.begin(), kFree.end(), above) ||
-         std::find(kNoSettings.begin(), kNoSettings.end(), key) == kNoSettings.end();
+  return std::any_of(kFree.begin(), kFree.end(), above) || std::ranges::find(kNoSettings, key) == kNoSettings.end();
 }
 
 void flatten(const Json& value, const std::string& path, Settings& into) {

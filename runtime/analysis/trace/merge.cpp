@@ -39,8 +39,7 @@ class Arrows {
     fmt::memory_buffer out;
     std::int64_t id = 0;
     for (const auto& [key, slices] : collectives_) {
-      const auto last = std::max_element(slices.begin(), slices.end(),
-                                         [](const Slice& a, const Slice& b) { return a.start_us < b.start_us; });
+      const auto last = std::ranges::max_element(slices, {}, &Slice::start_us);
       for (auto other = slices.begin(); other != slices.end(); ++other) {
         if (other == last) continue;
         // An arrow's ends belong to the slices in which they are.

@@ -52,8 +52,8 @@ void set(RawEvent& event, std::string_view key, od::value value) {
 }
 
 TraceHead to_head(const Json& file, const std::filesystem::path& path) {
-  const auto found = file.find("dtrain");
-  if (found == file.end() || !found->is_object()) throw DataError(path.string() + " is no trace that dtrain wrote");
+  const Json* const found = find_object(file, "dtrain");
+  if (!found) throw DataError(path.string() + " is no trace that dtrain wrote");
   const Json& ours = *found;
   if (integer(ours, "schema") > profile::kTraceSchema) {
     throw DataError(path.string() + " was written by a newer dtrain", "read it with that one");

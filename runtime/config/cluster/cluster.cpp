@@ -15,10 +15,6 @@ namespace {
 
 constexpr std::size_t kLongestId = 64;
 
-std::string item_path(const std::string& list, std::size_t index) {
-  return list + "[" + std::to_string(index) + "]";
-}
-
 bool is_id(const std::string& text) {
   const auto allowed = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
@@ -77,7 +73,7 @@ void read_agents(Section& root, Cluster& cluster) {
   if (value->items.empty()) root.report(*value, key, "names no agent; leave the key out to use this machine alone");
   for (std::size_t i = 0; i < value->items.size(); ++i) {
     const Value& item = value->items[i];
-    const std::string path = item_path(key, i);
+    const std::string path = key + "[" + std::to_string(i) + "]";
     if (!item.is_map()) {
       root.report(item, path, "must be a mapping of keys to values, not " + describe(item));
       continue;

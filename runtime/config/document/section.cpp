@@ -218,28 +218,22 @@ void Section::refuse_yet(const std::string& key, const std::string& instead) {
 void Section::finish() {
   if (!value_) return;
   for (const Entry& entry : value_->entries) {
-    if (std::find(known_.begin(), known_.end(), entry.key) == known_.end())
-      collector_.add_unknown(entry.at, path_, entry.key);
+    if (std::ranges::find(known_, entry.key) == known_.end()) collector_.add_unknown(entry.at, path_, entry.key);
   }
 }
 
 Json to_json(const Value& value, const std::string& path, Collector& collector) {
-  switch (value.kind) {
-    case Value::Kind::kNull:
-      return nullptr;
-    case Value::Kind::kList: {
-      Json list = Json::array();
-      for (const Value& item : value.items) list.push_back(to_json(item, path, collector));
-      return list;
-    }
-    case Value::Kind::kMap: {
-      Json map = Json::object();
-      for (const Entry& entry : value.entries)
-        map[entry.key] = to_json(entry.value, join_path(path, entry.key), collector);
-      return map;
-    }
-    case Value::Kind::kScalar:
-      break;
+  if (value.kind == Value::Kind::kNull) return nullptr;
+  if (value.kind == Value::Kind::kList) {
+    Json list = Json::array();
+    for (const Value& item : value.items) list.push_back(to_json(item, path, collector));
+    return list;
+  }
+  if (value.kind == Value::Kind::kMap) {
+    Json map = Json::object();
+    for (const Entry& entry : value.entries)
+      map[entry.key] = to_json(entry.value, join_path(path, entry.key), collector);
+    return map;
   }
   if (value.quoted) return value.text;
   if (const std::string why = two_meanings(value); !why.empty()) {

@@ -19,16 +19,10 @@ Entry* Value::find(std::string_view key) {
 }
 
 std::string describe(const Value& value) {
-  switch (value.kind) {
-    case Value::Kind::kNull:
-      return "nothing";
-    case Value::Kind::kList:
-      return value.items.empty() ? "an empty list" : "a list";
-    case Value::Kind::kMap:
-      return value.entries.empty() ? "an empty mapping" : "a mapping";
-    case Value::Kind::kScalar:
-      break;
-  }
+  using Kind = Value::Kind;
+  if (value.kind == Kind::kNull) return "nothing";
+  if (value.kind == Kind::kList) return value.items.empty() ? "an empty list" : "a list";
+  if (value.kind == Kind::kMap) return value.entries.empty() ? "an empty mapping" : "a mapping";
   return quote(value.text) + (value.quoted ? " (quoted, so text)" : "");
 }
 

@@ -12,10 +12,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool leaves_its_folder(const fs::path& path) {
-  return std::find(path.begin(), path.end(), "..") != path.end();
-}
-
 // Returns an absolute path without a slash at the end.
 fs::path as_folder(const fs::path& path) {
   const fs::path folder = fs::absolute(path).lexically_normal();
@@ -33,7 +29,7 @@ class StoragePathForm : public KeyType {
     const Value* given = section.find(key.name);
     if (!given || given->is_null()) return;
     const fs::path path = section.text(key.name, "");
-    if (leaves_its_folder(path)) {
+    if (std::find(path.begin(), path.end(), "..") != path.end()) {
       section.report(*given, key.name, must_be("a path inside host_path, without ..", *given));
     } else {
       path_ = path;

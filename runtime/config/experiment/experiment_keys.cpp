@@ -255,18 +255,13 @@ std::string to_string(const Length& length) {
 }
 
 std::int64_t in_batches(const Length& length, std::int64_t global_batch_size, std::int64_t batches_per_epoch) {
-  switch (length.unit) {
-    case LengthUnit::kBatches:
-      break;
-    case LengthUnit::kRecords:
-      return length.count / global_batch_size + (length.count % global_batch_size != 0 ? 1 : 0);
-    case LengthUnit::kEpochs: {
-      std::int64_t batches = 0;
-      const bool overflow = __builtin_mul_overflow(length.count, batches_per_epoch, &batches);
-      return overflow ? std::numeric_limits<std::int64_t>::max() : batches;
-    }
+  if (length.unit == LengthUnit::kBatches) return length.count;
+  if (length.unit == LengthUnit::kRecords) {
+    return length.count / global_batch_size + (length.count % global_batch_size != 0 ? 1 : 0);
   }
-  return length.count;
+  std::int64_t batches = 0;
+  const bool overflow = __builtin_mul_overflow(length.count, batches_per_epoch, &batches);
+  return overflow ? std::numeric_limits<std::int64_t>::max() : batches;
 }
 
 }  // namespace dtrain::config

@@ -64,15 +64,8 @@ std::vector<data::Transform> transforms_of(const std::vector<TransformStep>& ste
 }
 
 Json rules_of_transforms(TransformsOf samples) {
-  switch (samples) {
-    case TransformsOf::kNothing:
-      return false;
-    case TransformsOf::kPictures:
-      return rules_of_pictures();
-    case TransformsOf::kDocuments:
-      return rules_of_documents();
-  }
-  return false;
+  if (samples == TransformsOf::kNothing) return false;
+  return samples == TransformsOf::kPictures ? rules_of_pictures() : rules_of_documents();
 }
 
 void declare_keys(Keys& keys, TransformStep& step) {

@@ -163,9 +163,7 @@ void write_balance(Page& page, const Input& input) {
     const auto per_step = [](const RankSummary& rank) {
       return rank.compute_s / static_cast<double>(std::max<std::int64_t>(1, rank.steps));
     };
-    const auto [least, most] =
-        std::minmax_element(ranks.begin(), ranks.end(),
-                            [&](const RankSummary& a, const RankSummary& b) { return per_step(a) < per_step(b); });
+    const auto [least, most] = std::ranges::minmax_element(ranks, {}, per_step);
     page.chart({.id = "rank-balance",
                 .title = "What a batch consists of, on each rank",
                 .text = fmt::format(

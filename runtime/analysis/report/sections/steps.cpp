@@ -62,9 +62,7 @@ Groups medians_of(const RankProfile& rank) {
 
 const SystemLine* sample_near(const MonitorProfile* monitor, std::int64_t time_ns) {
   if (!monitor || monitor->samples.empty()) return nullptr;
-  const auto after =
-      std::lower_bound(monitor->samples.begin(), monitor->samples.end(), time_ns,
-                       [](const SystemLine& sample, std::int64_t time) { return sample.time_ns < time; });
+  const auto after = std::ranges::lower_bound(monitor->samples, time_ns, {}, &SystemLine::time_ns);
   return after == monitor->samples.end() ? &monitor->samples.back() : &*after;
 }
 

@@ -290,8 +290,7 @@ void write_gpu_utilization(Page& page, const Input& input) {
   page.chart({.id = "gpu-series",
               .title = "Utilization of each GPU",
               .text = "The share of time in which a kernel ran. Low throughout: too little work, or something it waits "
-                      "for. Up and "
-                      "down: blocking calls, or waiting for data.",
+                      "for. Up and down: blocking calls, or waiting for data.",
               .spec = std::move(spec)});
   page.chart({.id = "gpu-temperature",
               .title = "Temperature of each GPU",

@@ -62,11 +62,10 @@ inline constexpr Key kOptimizer{
 inline constexpr Key kEntrypoint{
     .name = "entrypoint",
     .text =
-        "The program that every rank runs, and its arguments: a list, or text that is "
-        "split into words as a shell does it. A name without a slash is looked up beside "
-        "dtrain, then in PATH; other paths are relative to this file's folder. A Python file "
-        "(train.py), or a dtrain.Trial in one (train.py:MyTrial), is relative to this "
-        "file's folder, too.",
+        "The program that every rank runs, and its arguments: a list, or text that is split into words as a shell does "
+        "it. A name without a slash is looked up beside dtrain, then in PATH; other paths are relative to this file's "
+        "folder. A Python file (train.py), or a dtrain.Trial in one (train.py:MyTrial), is relative to this file's "
+        "folder, too.",
     .more = "[More](python.md#running).",
     .examples = R"(["./my_trial --verbose", ["./my_trial", "--name", "two words"], "train.py:MyTrial"])",
     .default_text = "required, or `model`"};

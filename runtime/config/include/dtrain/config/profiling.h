@@ -85,8 +85,7 @@ inline void declare_keys(Keys& keys, Profiling& p) {
                p.end_after_batch, {1, kMaxLength});
   keys.boolean(
       {"sync_timings",
-       "On GPUs: the times of a step's phases are the GPU's (true) or the host's (false). On CPUs both are the "
-       "same.",
+       "On GPUs: the times of a step's phases are the GPU's (true) or the host's (false). On CPUs both are the same.",
        "[More](profile-format.md#steps-on-gpus)."},
       p.sync_timings);
   keys.mapping({"trace", "The batches in which every operator is traced.", "[More](traces.md)."}, p.trace);

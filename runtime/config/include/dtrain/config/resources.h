@@ -37,9 +37,8 @@ inline void declare_keys(Keys& keys, Resources& r) {
       r.slots_per_trial, {1, 65536});
   keys.auto_or_integer({"cores_per_slot", "How many cores each rank gets.",
                         "`auto`: all that the machine has, divided evenly among the ranks; on slots that a file "
-                        "declares, all cores of the "
-                        "slot. A number: so many, and other experiments may run beside it on the others "
-                        "([more](cluster.md#slots-cores-and-threads))."},
+                        "declares, all cores of the slot. A number: so many, and other experiments may run beside it "
+                        "on the others ([more](cluster.md#slots-cores-and-threads))."},
                        r.cores_per_slot, {1, 65536});
   keys.choice({"slot_type", "What a slot is: a GPU (cuda) or a share of the cores (cpu).",
                "`auto`: GPUs if the resource pool has any, otherwise cores ([more](cluster.md#gpus-or-cores))."},
