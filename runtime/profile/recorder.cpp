@@ -209,7 +209,7 @@ std::optional<Json> Recorder::Impl::receive(std::chrono::milliseconds timeout) {
     return std::nullopt;
   }
   const Json value = parse_message(message->data);
-  const std::string type = type_of(value);
+  const std::string type = text_at(value, "type");
   if (type == message_type::kError) {
     write_error = value.value("message", std::string("the profiling agent could not write"));
   } else if (type == message_type::kWelcome) {
@@ -468,7 +468,8 @@ void Recorder::flush(std::chrono::milliseconds timeout) {
                         "is the file system of the run's folder slow or hanging? Otherwise see logs/agent-*.log in the "
                         "run's folder");
       }
-      if (!answer || type_of(*answer) != message_type::kFlushed || answer->value("id", std::int64_t{0}) != id) continue;
+      if (!answer || text_at(*answer, "type") != message_type::kFlushed || answer->value("id", std::int64_t{0}) != id)
+        continue;
       s.lost = answer->value("lost", std::int64_t{0});
       return;
     }

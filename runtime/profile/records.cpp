@@ -142,12 +142,7 @@ std::optional<Sketch> Sketch::restore(std::int64_t count, std::int64_t sum, std:
 }
 
 std::optional<Sketch> Sketch::from_json(const Json& json) {
-  const auto number = [&json](const char* key) -> std::optional<std::int64_t> {
-    const auto value = json.find(key);
-    if (value == json.end() || !value->is_number_integer()) return std::nullopt;
-    return value->get<std::int64_t>();
-  };
-  if (!json.is_object()) return std::nullopt;
+  const auto number = [&json](const char* key) { return value_at<std::int64_t>(json, key); };
   const auto count = number("count"), sum = number("sum"), min = number("min"), max = number("max"),
              zeros = number("zeros");
   const auto bins = json.find("bins");

@@ -149,9 +149,4 @@ inline Json parse_message(std::string_view text) {
   return value.is_object() ? value : Json::object();
 }
 
-inline std::string type_of(const Json& message) {
-  const auto type = message.find("type");
-  return type != message.end() && type->is_string() ? type->get<std::string>() : std::string();
-}
-
 }  // namespace dtrain::profile

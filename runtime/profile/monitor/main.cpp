@@ -259,9 +259,7 @@ void Monitor::sample() {
 
 std::map<std::string, std::string> Monitor::labels() const {
   std::map<std::string, std::string> labels{{"agent", settings_.facts.agent_id}};
-  const Json& header = settings_.facts.header;
-  if (const auto run = header.find("run"); run != header.end() && run->is_string())
-    labels["run"] = run->get<std::string>();
+  if (const auto run = value_at<std::string>(settings_.facts.header, "run")) labels["run"] = *run;
   return labels;
 }
 

@@ -23,7 +23,7 @@ RankConnection::Event RankConnection::serve() {
       auto message = socket_.receive(std::chrono::milliseconds(0), &timed_out);
       if (!message) return timed_out ? Event::kNothing : Event::kGone;
       const Json value = parse_message(message->data);
-      const std::string type = type_of(value);
+      const std::string type = text_at(value, "type");
       if (type == message_type::kHello && !introduced()) {
         introduce(value, *message);
       } else if (type == message_type::kFlush && introduced()) {
@@ -84,11 +84,8 @@ void RankConnection::introduce(const Json& hello, UnixMessage& message) {
                  {"pid", pid_},
                  {"start_ns", hello.value("start_ns", std::int64_t{0})}};
   if (const auto cpus = hello.find("cpus"); cpus != hello.end()) fields["cpus"] = *cpus;
-  if (const auto first = hello.find("first_batch"); first != hello.end() && first->is_number_integer()) {
-    bounded_ = std::make_unique<BoundedDump>(*dump_, BoundedDump::kStepsInFull, first->get<std::int64_t>());
-  } else {
-    bounded_ = std::make_unique<BoundedDump>(*dump_);
-  }
+  bounded_ =
+      std::make_unique<BoundedDump>(*dump_, BoundedDump::kStepsInFull, value_at<std::int64_t>(hello, "first_batch"));
   dump_->write(header_line(fields, hello.value("header", Json::object()), clock_));
   socket_.send(to_line({{"type", message_type::kWelcome}}));
 }

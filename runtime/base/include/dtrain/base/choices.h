@@ -12,6 +12,7 @@
 
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -22,39 +23,26 @@ const char* word_of(const std::variant<Alternatives...>& choice) {
   return std::visit([](const auto& held) { return held.kWord; }, choice);
 }
 
-namespace choices {
-
+// Returns the words in the order of the list.
 template <typename List>
-struct Of;
-
-template <typename... Alternatives>
-struct Of<std::variant<Alternatives...>> {
-  static std::vector<std::string> words() {
+std::vector<std::string> words_of() {
+  return []<typename... Alternatives>(std::type_identity<std::variant<Alternatives...>>) {
     std::vector<std::string> all;
     for (const char* word : {Alternatives::kWord...}) {
       if (*word) all.emplace_back(word);
     }
     return all;
-  }
-  static std::variant<Alternatives...> named(std::string_view word) {
-    std::variant<Alternatives...> choice;
-    ((word == Alternatives::kWord ? void(choice = Alternatives{}) : void()), ...);
-    return choice;
-  }
-};
-
-}  // namespace choices
-
-// Returns the words in the order of the list.
-template <typename List>
-std::vector<std::string> words_of() {
-  return choices::Of<List>::words();
+  }(std::type_identity<List>());
 }
 
 // Returns the alternative with that word and default settings; the first of the list if no alternative has the word.
 template <typename List>
 List choice_named(std::string_view word) {
-  return choices::Of<List>::named(word);
+  return [word]<typename... Alternatives>(std::type_identity<std::variant<Alternatives...>>) {
+    List choice;
+    ((word == Alternatives::kWord ? void(choice = Alternatives{}) : void()), ...);
+    return choice;
+  }(std::type_identity<List>());
 }
 
 }  // namespace dtrain
