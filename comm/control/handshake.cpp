@@ -112,7 +112,7 @@ void PendingHandshake::shake_tls_hands() {
   const Tls::Outcome outcome = wire_.tls->shake_hands();
   if (outcome.want == Tls::Want::kNothing) return begin();
   if (outcome.want == Tls::Want::kEnd) {
-    if (outcome.error.empty()) return left();
+    if (outcome.error.empty()) return lost(asio::error::eof);
     return finish(Proven::End::kRefused, "TLS failed: " + outcome.error +
                                              "; it does not know this run's secret, or does not have "
                                              "communication.security: tls");
@@ -137,7 +137,7 @@ bool PendingHandshake::write(const std::string& frame) {
 void PendingHandshake::read_header() {
   wire_.async_read(header_.data(), header_.size(), [self = shared_from_this()](asio::error_code error) {
     if (!self->done_) return;
-    if (error) return self->left();
+    if (error) return self->lost(error);
     const std::size_t size = self->handshake_.length_of(self->header_.data());
     if (size == 0) return self->finish(Proven::End::kRefused, self->handshake_.error());
     self->read_message(size);
@@ -148,11 +148,11 @@ void PendingHandshake::read_message(std::size_t size) {
   message_.resize(size);
   wire_.async_read(message_.data(), size, [self = shared_from_this()](asio::error_code error) {
     if (!self->done_) return;
-    if (error) return self->left();
+    if (error) return self->lost(error);
     const bool written = self->write(self->handshake_.receive(self->message_));
     switch (self->handshake_.state()) {
       case Handshake::State::kRunning:
-        if (!written) return self->left();
+        if (!written) return self->lost(asio::error::broken_pipe);
         return self->read_header();
       case Handshake::State::kProven:
         return self->finish(Proven::End::kProven, {});
@@ -166,8 +166,15 @@ void PendingHandshake::end(const std::string& why) {
   if (done_) finish(Proven::End::kLost, why);
 }
 
-void PendingHandshake::left() {
-  finish(Proven::End::kLost, "the connection was closed before the welcome", true);
+// The other end has given up, or the connection does not work.
+void PendingHandshake::lost(asio::error_code error) {
+  const bool closed = error == asio::error::eof || error == asio::error::connection_reset ||
+                      error == asio::error::broken_pipe;
+  if (closed && wire_.tls_error.empty()) {
+    return finish(Proven::End::kLost, "the connection was closed before the welcome", true);
+  }
+  finish(Proven::End::kLost, "the connection was lost before the welcome: " +
+                                 (wire_.tls_error.empty() ? error.message() : "TLS: " + wire_.tls_error));
 }
 
 void PendingHandshake::finish(Proven::End how, const std::string& error, bool other_left) {

@@ -77,7 +77,7 @@ class PendingHandshake : public std::enable_shared_from_this<PendingHandshake> {
   void read_header();
   void read_message(std::size_t size);
   bool write(const std::string& frame);
-  void left();  // the other end has closed the connection
+  void lost(asio::error_code error);
   void finish(Proven::End how, const std::string& error, bool other_left = false);
 
   Wire wire_;

@@ -23,6 +23,7 @@ constexpr std::size_t kGatheredBytes = 256u << 10;          // values are sent o
 constexpr std::chrono::milliseconds kServerFailureHandover{300};
 constexpr std::chrono::seconds kGatherFirstLine{10};  // of a wait for all ranks
 constexpr std::chrono::seconds kGatherLaterLines{30};
+constexpr int kMostMissingNamed = 8;
 constexpr std::chrono::milliseconds kServerClosing{500};
 
 Json failed_message(const RankFailure& failure) {
@@ -137,13 +138,15 @@ std::string ControlServer::describe_peer(int rank) const {
   return text;
 }
 
-std::string ControlServer::describe_missing(const std::string& name) const {
+std::string ControlServer::describe_missing(const std::string& name, int most) const {
   const auto found = gathers_.find(name);
   std::string text;
+  int missing = 0;
   for (int rank = 0; rank < options_.world.size; ++rank) {
     if (found != gathers_.end() && found->second[static_cast<std::size_t>(rank)]) continue;
-    text += (text.empty() ? "" : "; ") + describe_peer(rank);
+    if (++missing <= most) text += (text.empty() ? "" : "; ") + describe_peer(rank);
   }
+  if (missing > most) text += " and " + count_of(static_cast<std::size_t>(missing - most), "more rank");
   return text;
 }
 
@@ -250,8 +253,11 @@ std::vector<std::string> ControlServer::gather(const std::string& name, const st
                      "; missing: " + describe_missing(name));
     }
     next_line = now + kGatherLaterLines;
-    options_.log->info("rank 0 waits for {} ({} so far, at most {})", describe_missing(name),
+    const std::string missing = describe_missing(name, kMostMissingNamed);
+    lock.unlock();  // a log that is slow must not stop the control thread
+    options_.log->info("rank 0 waits at '{}' for {} ({} so far, at most {})", name, missing,
                        format_duration(now - began), seconds_of_timeout());
+    lock.lock();
   }
   auto node = gathered_.extract(name);
   return std::move(node.mapped());

@@ -3,6 +3,7 @@
 // State is guarded by mutex_; connections are used on the control thread only, so other threads post to it.
 #pragma once
 
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -56,7 +57,8 @@ class ControlServer final : public PlaneBase {
   Json states_message() const;                                     // mutex_ held
   PeerState state_now(int rank) const;                             // mutex_ held
   std::string describe_peer(int rank) const;                       // mutex_ held
-  std::string describe_missing(const std::string& name) const;     // mutex_ held
+  // At most `most` ranks are named. Called with mutex_ held.
+  std::string describe_missing(const std::string& name, int most = std::numeric_limits<int>::max()) const;
   std::string describe_not_waiting(const std::string& key) const;  // mutex_ held
   std::string not_waiting_for(const std::string& key) override;
   void contribute(const std::string& name, int rank, const std::string& value);

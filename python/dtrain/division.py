@@ -271,6 +271,9 @@ class Source:
         except (TypeError, NotImplementedError):
             return None
 
+    def __bool__(self) -> bool:
+        return True  # also without batches
+
     def __len__(self) -> int:
         length = self.length()
         if length is None:

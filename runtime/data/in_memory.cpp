@@ -77,6 +77,9 @@ InMemoryDataset::InMemoryDataset(SharedMemory memory) : memory_(std::move(memory
   for (const auto& field : json.at("fields")) {
     fields_.push_back({field.at("name").get<std::string>(), static_cast<ElementType>(field.at("type").get<int>()),
                        field.at("shape").get<std::vector<std::int64_t>>()});
+    if (size_of(fields_.back().type) == 0) {
+      throw DataError("the data set in shared memory has elements of unknown type " + field.at("type").dump());
+    }
   }
   auto layout = lay_out(size_, fields_, head.text_bytes);
   if (layout.total > memory_.size()) {

@@ -49,7 +49,11 @@ RankThreads threads_of_all(std::span<const RankThreads> ranks) {
 
 int threads_of_process(const ProcessCores& mine, int ranks) {
   if (!is_bound(mine, ranks)) return threads_of_children(mine, ranks);
-  return std::max(1, std::min(share_of_time(mine.time_of_group, ranks), mine.cores));
+  // Ranks that are bound to as many cores each share some, if the group has too few for all of them.
+  const int of_group = std::max(mine.cores, mine.cpus > 0 ? mine.cpus_of_group * mine.cores / mine.cpus : 0);
+  const int threads = mine.cores * ranks <= of_group ? mine.cores : of_group / ranks;
+  const bool time_is_limited = mine.time_of_group < mine.cpus_of_group;
+  return std::max(1, time_is_limited ? std::min(share_of_time(mine.time_of_group, ranks), threads) : threads);
 }
 
 int threads_of_children(const ProcessCores& mine, int ranks) {

@@ -180,17 +180,16 @@ std::string address_of_rank_0(const RankEnvironment& environment, const HostWait
 
 }  // namespace
 
-void expect_all_ranks_here(const MasterAddress& master) {
+std::string hint_of_other_host(const MasterAddress& master) {
   const Resolved resolved = resolve(master.name);
   std::string own;
-  const bool loopback = std::any_of(resolved.addresses.begin(), resolved.addresses.end(), [](const std::string& address) {
+  const bool loopback = std::ranges::any_of(resolved.addresses, [](const std::string& address) {
     return address.starts_with("127.") || address == "::1";
   });
-  if (resolved.addresses.empty() || loopback || is_own(resolved.addresses, &own)) return;
-  throw ConfigError("MASTER_ADDR is " + master.name + " (" + join(resolved.addresses, ", ") +
-                        "), another host; without LOCAL_RANK and LOCAL_WORLD_SIZE all ranks are expected on this one",
-                    "set LOCAL_RANK and LOCAL_WORLD_SIZE for each rank, as torchrun does: its number among the ranks of its "
-                    "host, and how many these are");
+  if (resolved.addresses.empty() || loopback || is_own(resolved.addresses, &own)) return {};
+  return "MASTER_ADDR is " + master.name + " (" + join(resolved.addresses, ", ") +
+         "), which is no address of this host: for ranks on several hosts set LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun "
+         "does; without them all ranks are expected on one host";
 }
 
 void connect_by_store(Membership& membership, comm::ControlOptions options, const RankEnvironment& environment) {

@@ -157,20 +157,25 @@ RendezvousFile::~RendezvousFile() {
   ::unlink(path_.c_str());
 }
 
-Contact await_contact(const std::filesystem::path& path, std::chrono::milliseconds timeout, const Logger& log) {
+Contact await_contact(const std::filesystem::path& path, std::chrono::milliseconds timeout, const Logger& log,
+                      const std::function<std::string()>& hint) {
   const auto began = std::chrono::steady_clock::now();
   auto next_line = began + kContactFirstLine;
   while (true) {
     if (auto contact = read_contact(path)) return *contact;
     const auto now = std::chrono::steady_clock::now();
-    if (log && now >= next_line) {
-      log->info("this rank waits for rank 0 to start on this host ({} so far, at most {})",
-                format_duration(now - began), format_duration(timeout));
+    const bool over = now - began >= timeout;
+    if (over || (log && now >= next_line)) {
+      const std::string known = hint ? hint() : std::string();
+      if (over) {
+        throw CommError("rank 0 did not write " + path.string() + " within " + format_duration(timeout),
+                        !known.empty()
+                            ? known
+                            : "look at rank 0's log: it did not start, or runs as another user or on another host");
+      }
+      log->info("this rank waits for rank 0 to start on this host ({} so far, at most {}){}", format_duration(now - began),
+                format_duration(timeout), known.empty() ? "" : "; " + known);
       next_line = now + kContactLaterLines;
-    }
-    if (now - began >= timeout) {
-      throw CommError("rank 0 did not write " + path.string() + " within " + format_duration(timeout),
-                      "look at rank 0's log: it did not start, or runs as another user or on another host");
     }
     std::this_thread::sleep_for(kPollPeriod);
   }
@@ -230,7 +235,8 @@ void connect_alone(Membership& membership, comm::ControlOptions options) {
   membership.enter(comm::ControlPlane::serve(options, {}, nullptr));
 }
 
-void connect_by_file(Membership& membership, comm::ControlOptions options, const std::filesystem::path& file) {
+void connect_by_file(Membership& membership, comm::ControlOptions options, const std::filesystem::path& file,
+                     const std::function<std::string()>& hint) {
   host::check_loopback();
   options.session = file.stem().string();
   if (options.world.rank == 0) {
@@ -240,7 +246,7 @@ void connect_by_file(Membership& membership, comm::ControlOptions options, const
     const RendezvousFile contact(file, {bound.address, bound.port, options.secret});
     membership.control().barrier(kAllConnected);  // the other ranks need the file until then
   } else {
-    const Contact contact = await_contact(file, options.timeout, options.log);
+    const Contact contact = await_contact(file, options.timeout, options.log, hint);
     options.secret = contact.secret;
     membership.enter(comm::ControlPlane::connect(options, {contact.address, contact.port}));
     membership.control().barrier(kAllConnected);

@@ -108,7 +108,9 @@ class RendezvousFile {
 
 // The other ranks' side: waits for a file whose writer lives, and ignores one that a dead job left. CommError names the
 // file at the deadline; DataError if the file is malformed.
-Contact await_contact(const std::filesystem::path& path, std::chrono::milliseconds timeout, const Logger& log = nullptr);
+// `log` gets a line after 10 s, and then every 30 s, which ends with what `hint` returns, as the error does.
+Contact await_contact(const std::filesystem::path& path, std::chrono::milliseconds timeout, const Logger& log = nullptr,
+                      const std::function<std::string()>& hint = {});
 
 // Returns the rendezvous file of `job` in `folder`.
 std::filesystem::path rendezvous_path(const std::filesystem::path& folder, const std::string& job);
@@ -137,8 +139,9 @@ std::string secret_to_join(const std::string& own, const std::string& told);
 void connect_alone(Membership& membership, comm::ControlOptions options);
 
 // Ranks of one host. Rank 0 writes its address and a fresh secret into `file`, which is removed once all
-// have connected.
-void connect_by_file(Membership& membership, comm::ControlOptions options, const std::filesystem::path& file);
+// have connected. `hint`: await_contact().
+void connect_by_file(Membership& membership, comm::ControlOptions options, const std::filesystem::path& file,
+                     const std::function<std::string()>& hint = {});
 
 // MPI carries rank 0's address. If `options` has no secret, MPI carries one as well, unencrypted like all of its
 // traffic. `network_interface`: the one that rank 0 listens on if there are several hosts; empty: the one with the
@@ -150,8 +153,8 @@ void connect_by_mpi(Membership& membership, comm::ControlOptions options, const 
 // resolves and rank 0 answers, and says so in the log.
 void connect_by_store(Membership& membership, comm::ControlOptions options, const RankEnvironment& environment);
 
-// ConfigError if the address of rank 0 is another host's, for ranks that are all expected on one host.
-void expect_all_ranks_here(const MasterAddress& master);
+// Returns what is to be set if the address of rank 0 is none of this host's; empty: it is. May wait for the resolver.
+std::string hint_of_other_host(const MasterAddress& master);
 
 // Waiting for a host of the run that has no name or no listener yet: pods start in any order, and the name of one
 // resolves only once it runs. Blocks; any thread.

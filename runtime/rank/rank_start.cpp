@@ -240,11 +240,14 @@ void RankSession::connect_ranks() {
       options.host_name = identity_->host.name;
       return connect_by_store(*membership_, options, environment);
     }
-    if (!environment.names_local_ranks && environment.master) expect_all_ranks_here(*environment.master);
     const auto& handover = environment.handover;
+    const auto hint = [&environment] {
+      return !environment.names_local_ranks && environment.master ? hint_of_other_host(*environment.master)
+                                                                  : std::string();
+    };
     return connect_by_file(
         *membership_, options,
-        handover ? handover->rendezvous : rendezvous_path(private_folder(process_variables()), environment.job));
+        handover ? handover->rendezvous : rendezvous_path(private_folder(process_variables()), environment.job), hint);
   }
   if (tls) throw ConfigError("communication.security: " + config::not_with_tls("MPI"), kUseProof);
   PlaneLink* const plane = launcher_ ? launcher_->plane() : nullptr;

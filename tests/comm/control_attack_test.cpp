@@ -131,9 +131,9 @@ TEST_F(Attack, GarbageEndsItsConnectionOnly) {
       frame("{}"),
       frame(R"({"t":"hello"})"),
       frame(R"({"t":"set","k":"a","v":"b"})"),
-      frame(std::string(32, 'p') + R"({"t":"hello","protocol":"2"})"),
+      frame(std::string(32, 'p') + R"({"t":"hello","protocol":"3"})"),
       frame(std::string(32, 'p') + R"({"t":"hello","protocol":9})"),
-      frame(std::string(32, 'p') + R"({"t":"hello","protocol":2,"session":"test","rank":1})"),
+      frame(std::string(32, 'p') + R"({"t":"hello","protocol":3,"session":"test","rank":1})"),
       frame(std::string(4097, ' ')),
       std::string("\x16\x03\x01\x02", 4),
   };
@@ -228,7 +228,7 @@ TEST(Impostor, WithoutTheSecretIsFoundOut) {
       asio::error_code ignored;
       asio::write(socket, asio::buffer(bytes + text), ignored);
     };
-    send(R"({"t":"challenge","protocol":2,"purpose":"control","nonce":"00"})");
+    send(R"({"t":"challenge","protocol":3,"purpose":"control","nonce":"00"})");
     char header[4];
     asio::error_code ignored;
     asio::read(socket, asio::buffer(header), ignored);

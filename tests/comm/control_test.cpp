@@ -10,7 +10,11 @@
 #include <cstdio>
 #include <future>
 #include <mutex>
+#include <sstream>
 #include <thread>
+
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
 
 #include "dtrain/base/error.h"
 #include "harness/run_ranks.h"
@@ -54,6 +58,18 @@ RankFailure wait_for_failure(ControlPlane& control) {
   auto future = known.get_future();
   if (future.wait_for(std::chrono::seconds(20)) != std::future_status::ready) return {-2, -1, "no failure came"};
   return future.get();
+}
+
+TEST(Control, RankZeroSaysForWhomItWaits) {
+  const TestWorld world(2);
+  std::ostringstream text;
+  ControlOptions options = world.control_options(0);
+  options.log = std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(text, true));
+  options.timeout = std::chrono::milliseconds(10'500);
+  ControlEndpoint endpoint;
+  const auto control = ControlPlane::serve(options, {}, &endpoint);
+  EXPECT_THAT(message_of([&] { control->barrier("start"); }), HasSubstr("'start' timed out after 10.5 s; missing: rank 1"));
+  EXPECT_THAT(text.str(), AllOf(HasSubstr("rank 0 waits at 'start' for rank 1, "), HasSubstr("at most 10.5 s")));
 }
 
 // What a program sees that is started from here, as a trial or a loader may start one.

@@ -246,8 +246,8 @@ searcher: {metric: loss, max_length: {records: 100}}
 """)
 
 hello = (b'{"purpose":"control","session":"fuzz","generation":0,"size":2,"rank":1,"server":0,"pid":1,"host":"",'
-         b'"t":"hello","protocol":2,"nonce":"00"}')
-challenge = b'{"t":"challenge","protocol":2,"purpose":"control","nonce":"00"}'
+         b'"t":"hello","protocol":3,"nonce":"00"}')
+challenge = b'{"t":"challenge","protocol":3,"purpose":"control","nonce":"00"}'
 refused = b'{"t":"refused","why":"wrong secret"}'
 no_proof = b"p" * 32
 write("handshake", "hello", b"\0@" + hello)

@@ -63,9 +63,24 @@ TEST(RankThreads, WithoutALauncherRanksDivideTheCores) {
 TEST(RankThreads, WithoutALauncherABoundRankHasAThreadForEachOfItsCores) {
   for (const int cores : {1, 2, 3, 5}) {
     for (const int ranks : {1, 2, 3}) {
+      if (cores * ranks > 8) continue;
       EXPECT_EQ(threads_of_process(bound_to(cores), ranks), cores) << ranks << " ranks";
     }
   }
+}
+
+// `mpirun --bind-to socket` with several ranks on each, for example.
+TEST(RankThreads, BoundRanksThatShareCoresDivideThem) {
+  EXPECT_EQ(threads_of_process(bound_to(4), 4), 2);
+  EXPECT_EQ(threads_of_process(bound_to(4), 3), 2);
+  EXPECT_EQ(threads_of_process(bound_to(5), 2), 4);
+  EXPECT_EQ(threads_of_process(bound_to(3), 9), 1);
+  ProcessCores mine = bound_to(4);  // without siblings
+  mine.cpus = 4;
+  mine.cpus_of_parent = mine.cpus_of_group = 8;
+  mine.time_of_group = 8;
+  EXPECT_EQ(threads_of_process(mine, 2), 4);
+  EXPECT_EQ(threads_of_process(mine, 4), 2);
 }
 
 TEST(RankThreads, OfABoundRankAreAtMostItsShareOfTheTime) {

@@ -17,7 +17,7 @@
 
 namespace dtrain::comm {
 
-inline constexpr int kHandshakeProtocol = 2;
+inline constexpr int kHandshakeProtocol = 3;
 inline constexpr std::size_t kLeastSecret = 16;  // bytes
 // A message of the handshake is four bytes of length (big endian), then at most this many bytes.
 inline constexpr std::size_t kHandshakeHeaderBytes = 4;

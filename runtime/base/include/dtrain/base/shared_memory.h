@@ -36,7 +36,7 @@ class SharedMemory {
   explicit operator bool() const { return data_ != nullptr; }
   std::span<std::byte> bytes() const { return {data(), size()}; }
   std::byte* data() const { return data_.get(); }
-  std::size_t size() const { return data_.get_deleter().size; }
+  std::size_t size() const { return data_ ? data_.get_deleter().size : 0; }
   int fd() const { return fd_.get(); }
 
  private:

@@ -40,7 +40,8 @@ RankThreads threads_on(int cores, std::size_t cpus, std::optional<int> granted);
 RankThreads threads_of_all(std::span<const RankThreads> ranks);
 
 // Returns the threads of one of `ranks` ranks of this host which no launcher has started: as many as the cores to which
-// it is bound, otherwise its share of all cores. At most its share of the time that the cgroup grants, at least 1.
+// it is bound, where the cgroup has as many for each rank; otherwise its share of all cores. At most its share of the
+// time that the cgroup grants, at least 1.
 int threads_of_process(const ProcessCores& mine, int ranks);
 
 // Returns the threads of each of the `ranks` ranks that this process starts on its own cores, which they divide. At
