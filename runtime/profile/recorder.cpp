@@ -307,7 +307,7 @@ void Recorder::end_step(const StepInfo& info) {
     s.observer->on_phase(s.phase, s.last_change, now);
     s.observer->on_step(s.batch, s.step_start, now);
   }
-  const StepRecord step = {info.epoch, s.step_start, now - s.step_start, info.samples, info.exchanged ? 1 : 0, s.times};
+  const StepRecord step = {info, s.step_start, now - s.step_start, s.times};
   if (s.late) {
     s.late->end_step(s.phase, s.last_change, now, step);
     hand_on_steps();
