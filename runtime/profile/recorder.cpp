@@ -132,12 +132,9 @@ void Recorder::Impl::read_memory(Phase of) {
 void Recorder::Impl::end_memory() {
   read_memory(phase);
   in_watched_step = false;
-  Record* record = ring.reserve();
-  if (record == nullptr) return;
-  record->kind = RecordKind::kDeviceMemory;
-  record->batch = batch;
-  record->device_memory = {now(), memory->device(), memory_now.allocated, memory_now.reserved, memory_peaks};
-  ring.commit();
+  write({.kind = RecordKind::kDeviceMemory,
+         .batch = batch,
+         .device_memory = {now(), memory->device(), memory_now.allocated, memory_now.reserved, memory_peaks}});
 }
 
 Recorder::Impl::Impl(const Options& options, const Clock& clock_, Nanoseconds process_start)
@@ -307,7 +304,7 @@ void Recorder::end_step(const StepInfo& info) {
     s.observer->on_phase(s.phase, s.last_change, now);
     s.observer->on_step(s.batch, s.step_start, now);
   }
-  const StepRecord step = {info.epoch, s.step_start, now - s.step_start, info.samples, info.exchanged ? 1 : 0, s.times};
+  const StepRecord step = {info, s.step_start, now - s.step_start, s.times};
   if (s.late) {
     s.late->end_step(s.phase, s.last_change, now, step);
     hand_on_steps();
@@ -410,22 +407,12 @@ void Recorder::mark(RunMark mark) {
   if (!impl_) return;
   const Nanoseconds start = impl_->part_start;
   impl_->part_start = impl_->clock.monotonic();
-  Record* record = impl_->ring.reserve();
-  if (record == nullptr) return;
-  record->kind = RecordKind::kMark;
-  record->batch = impl_->batch;
-  record->mark = {mark, start.count(), impl_->part_start.count()};
-  impl_->ring.commit();
+  impl_->write(
+      {.kind = RecordKind::kMark, .batch = impl_->batch, .mark = {mark, start.count(), impl_->part_start.count()}});
 }
 
 void Recorder::clock(const ClockRecord& offset) {
-  if (!impl_) return;
-  Record* record = impl_->ring.reserve();
-  if (record == nullptr) return;
-  record->kind = RecordKind::kClock;
-  record->batch = impl_->batch;
-  record->clock = offset;
-  impl_->ring.commit();
+  if (impl_) impl_->write({.kind = RecordKind::kClock, .batch = impl_->batch, .clock = offset});
 }
 
 void Recorder::loader(LoaderRecord loader) {

@@ -3,13 +3,56 @@
 #include <algorithm>
 #include <bit>
 #include <new>
+#include <string>
 #include <type_traits>
+#include <typeinfo>
 
+#include "dtrain/base/crc32c.h"
 #include "dtrain/base/error.h"
 
 namespace dtrain::profile {
 
 static_assert(std::is_trivially_copyable_v<Record>);
+
+namespace {
+
+constexpr int kFormat = 10;  // of what has no declared fields: the header, the kinds of records, MarkPayload
+
+// Describes a record by the names, types and places of its fields.
+struct RingLayout {
+  std::string text;
+  const char* record = nullptr;
+
+  template <typename T>
+  void operator()(const Key& key, const T& value) {
+    const auto place = reinterpret_cast<const char*>(&value) - record;
+    text.append(key.name).append(typeid(T).name()).append(std::to_string(place));
+    if constexpr (requires { T::fields(*this, value); }) T::fields(*this, value);
+  }
+  // Leaves out a value that is computed from others.
+  void operator()(const Key&, std::int64_t&&) {}
+};
+
+template <typename... Records>
+std::uint32_t version_of() {
+  RingLayout layout{std::to_string(kFormat)};
+  const auto add = [&layout](const auto& record) {
+    layout.record = reinterpret_cast<const char*>(&record);
+    record.fields(layout, record);
+  };
+  (add(Records{}), ...);
+  for (std::size_t i = 0; i < kPhaseCount; ++i) layout.text += name_of(static_cast<Phase>(i));
+  return crc32c(layout.text);
+}
+
+// The monitor must not read a ring of a program whose records differ.
+std::uint32_t ring_version() {
+  static const std::uint32_t kVersion =
+      version_of<StepRecord, CollectiveRecord, LoaderRecord, ClockRecord, DeviceMemoryRecord, ScopeRecord>();
+  return kVersion;
+}
+
+}  // namespace
 
 RingWriter::RingWriter(std::size_t bytes)
     : capacity_(
@@ -17,7 +60,7 @@ RingWriter::RingWriter(std::size_t bytes)
   memory_ = SharedMemory::create("profile ring", sizeof(RingHeader) + capacity_ * sizeof(Record));
   header_ = new (memory_.data()) RingHeader{};
   header_->magic = RingHeader::kMagic;
-  header_->version = RingHeader::kVersion;
+  header_->version = ring_version();
   header_->record_bytes = sizeof(Record);
   header_->capacity = capacity_;
   header_->free_heap = -1;
@@ -30,9 +73,9 @@ RingReader::RingReader(UniqueFd fd) : memory_(SharedMemory::map(std::move(fd))) 
   if (memory_.size() < sizeof(RingHeader) || header_->magic != RingHeader::kMagic) {
     throw CommError("a rank handed over memory that is no ring of records");
   }
-  if (header_->version != RingHeader::kVersion || header_->record_bytes != sizeof(Record)) {
+  if (header_->version != ring_version() || header_->record_bytes != sizeof(Record)) {
     throw CommError("a rank's ring has version " + std::to_string(header_->version) + ", this agent reads version " +
-                        std::to_string(RingHeader::kVersion),
+                        std::to_string(ring_version()),
                     "run the program with the dtrain it was built with");
   }
   // The capacity is read once, because the other side could change it later.

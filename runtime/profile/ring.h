@@ -49,10 +49,9 @@ struct Record {
 
 struct RingHeader {
   static constexpr std::uint64_t kMagic = 0x474e495254524eULL;  // another value than any version before had
-  static constexpr std::uint32_t kVersion = 9;
 
   std::uint64_t magic;
-  std::uint32_t version;
+  std::uint32_t version;  // follows from the declared fields of the records
   std::uint32_t record_bytes;
   std::uint64_t capacity;  // records, a power of two
   // Each index is on its own cache line, so that writer and reader do not slow each other down.

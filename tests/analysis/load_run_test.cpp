@@ -32,7 +32,7 @@ TEST(LoadRun, TotalsAreTheSameWhetherStepsAreFoldedOrNot) {
     EXPECT_EQ(b.windows.size(), 8u);
     EXPECT_EQ(a.step_count(), 1'500);
     EXPECT_EQ(b.step_count(), 1'500);
-    EXPECT_EQ(a.sample_count(), b.sample_count());
+    EXPECT_EQ(a.counts().samples, b.counts().samples);
     EXPECT_EQ(a.wall_ns(), b.wall_ns());
     for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
       EXPECT_EQ(a.phase_ns(static_cast<Phase>(i)), b.phase_ns(static_cast<Phase>(i)));

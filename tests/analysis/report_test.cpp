@@ -39,8 +39,7 @@ RunProfile long_run(int ranks, int hosts) {
     rank.header = {{"start_ns", 1}};
     std::int64_t now = 500 * kMs;
     for (int batch = 1; batch <= 10'000; ++batch) {
-      StepLine step{{.start_ns = now, .wall_ns = (30 + batch % 7 + number % 3) * kMs, .samples = 32, .exchanged = true},
-                    batch};
+      StepLine step{{{{32}, 1}, now, (30 + batch % 7 + number % 3) * kMs}, batch};
       step.phases[static_cast<std::size_t>(profile::Phase::kForward)] = step.wall_ns - 5 * kMs;
       step.phases[static_cast<std::size_t>(profile::Phase::kAllreduceWait)] = 5 * kMs;
       now += 40 * kMs;

@@ -27,6 +27,7 @@ PARTS = ["comm", "runtime", "python/dtrain", "tests/analysis", "tests/comm", "te
 CCACHE = [shutil.which("ccache")] if shutil.which("ccache") else []
 CCACHE_SETTINGS = {"CCACHE_SLOPPINESS": "pch_defines,time_macros"}
 COMMANDS = json.loads((BUILD / "compile_commands.json").read_text())
+HAS_LIBTORCH = any("/test_train.dir/" in entry["command"] for entry in COMMANDS)
 
 
 def read(path):
@@ -161,7 +162,8 @@ class Recipes(unittest.TestCase):
 
     def test_a_table_row_has_at_most_three_files(self):
         self.assertEqual(set(self.rows), {"a key", "a rule", "a compressor", "a backend", "an optimizer", "a loss",
-                                          "a data format", "a transform", "a command", "a system metric", "a callback event"})
+                                          "a data format", "a transform", "a command", "a system metric", "a callback event",
+                                          "a finding", "a field of a record"})
         self.assertEqual({row: count for row, (count, _) in self.rows.items() if count > 3}, {})
 
     def test_a_key_a_backend_and_a_transform(self):
@@ -388,6 +390,35 @@ namespace {{
         out = self.run_program(link("tests/rules_test", [made], WORK / "rule"), "--gtest_filter=AddedRule.*")
         self.assertIn("[  PASSED  ] 4 tests.", out)
 
+    def test_a_finding(self):
+        own, findings = "runtime/analysis/findings/long_steps.cpp", "runtime/analysis/findings/judge.cpp"
+        recipe = Recipe(self)
+        recipe.write(own, """#include "findings/judgement.h"
+namespace dtrain::analysis::findings {
+std::vector<Finding> find_long_steps(const Run& run) {
+  return {{.title = "steps are long", .seconds = run.evidence.loop_s / 2}};
+}
+}  // namespace dtrain::analysis::findings
+""")
+        recipe.replace(findings, "    find_computing(const Run&);\n", "    find_computing(const Run&), find_long_steps(const Run&);\n")
+        recipe.replace(findings, "          // costs\n", '          // costs\n          {.id = "long_steps", .search = find_long_steps},\n')
+        self.assertFollows(recipe, "a finding", "long_steps")
+        made = compile_text("rules_test", "finding", f"""
+#include "{TREE / findings}"
+#include "{TREE / own}"
+#include <cstdio>
+using namespace dtrain::analysis;
+int main() {{
+  RunProfile run;
+  run.ranks.emplace_back().steps.emplace_back().wall_ns = 4'000'000'000;
+  const Evidence evidence(run);
+  const Analysis analysis;
+  std::puts(to_json(findings::search({{evidence, analysis}})).dump().c_str());
+}}
+""")
+        found = json.loads(self.run_program(link("tests/rules_test", [made], WORK / "finding")))
+        self.assertIn(("long_steps", 2, 0.5), [(one["cause"], one["seconds"], one["share"]) for one in found])
+
     def test_a_compressor(self):
         example = read("tests/comm/added_codec_test.cpp")
         struct, codec = struct_of(example, "EveryNth"), between(example, "class EveryNthExchange", "using WithEveryNth")
@@ -474,7 +505,59 @@ int main() {{
         out = self.run_program(link("tests/profile_test", [made, "-Wl,--allow-multiple-definition"], WORK / "metric"))
         self.assertEqual(json.loads(out)["entropy"], 256.5)
 
-    @unittest.skipUnless(any("/test_train.dir/" in entry["command"] for entry in COMMANDS), "this build has no libtorch")
+    def test_a_field_of_a_record(self):
+        records, loop = "runtime/profile/include/dtrain/profile/records.h", "runtime/train/loop/training_loop.cpp"
+        recipe = Recipe(self)
+        recipe.replace(records, "  std::int64_t samples = 0;  // of this rank\n", "  std::int64_t samples = 0, tokens = 0;\n")
+        recipe.replace(records, 'visit("samples", counts.samples...);',
+                       'visit("samples", counts.samples...);\n    visit("tokens", counts.tokens...);')
+        recipe.replace(loop, "end_step({{samples}, ", "end_step({{samples, 10 * samples}, ")
+        self.assertFollows(recipe, "a field of a record")
+        folder = TREE / "runtime/analysis"
+        objects = [compile_text(target, f"field_{target}", "".join(f'#include "{file}"\n' for file in files)) for target, files in {
+            "profile_monitor": [TREE / "runtime/profile/monitor/dump.cpp", TREE / "runtime/profile/monitor/format.cpp"],
+            "analysis": [folder / "read/dump_reader.cpp", folder / "read/run_profile.cpp", folder / "export/tables.cpp",
+                         folder / "summary/summary_json.cpp"]}.items()]
+        objects.append(compile_text("live_test", "field", """
+#include <cstdio>
+#include "dtrain/analysis/export.h"
+#include "dtrain/analysis/summary.h"
+#include "monitor/dump.h"
+using namespace dtrain;
+// Prints a step, the window of two steps, the names of the columns that are new, and the totals of the rank.
+int main() {
+  profile::DumpWindow window;
+  for (const std::int64_t samples : {3, 4}) {
+    const profile::StepRecord step = {{{samples, 10 * samples}, 1, 0}, 0, 1, {}};
+    if (samples == 3) std::fputs(profile::line_of("step", step).c_str(), stdout);
+    window.add({.kind = profile::RecordKind::kStep, .batch = samples, .step = step});
+  }
+  std::string line = profile::line_of("window", window.record);
+  std::fputs(line.c_str(), stdout);
+  struct : analysis::DumpHandler {
+    void window(const analysis::WindowLine& read, const analysis::WindowSketches&) override { rank.windows.push_back(read); }
+    analysis::RankProfile rank;
+  } handler;
+  line.reserve(2 * line.size() + 1024);  // the reader reads beyond it
+  analysis::DumpLineReader().read(line, handler);
+  Json tables = Json::array();
+  for (const analysis::Table& table : analysis::run_tables()) {
+    for (const analysis::Column& column : table.columns) if (column.name == "tokens") tables.push_back(table.name);
+  }
+  std::puts(tables.dump().c_str());
+  analysis::RunSummary summary;
+  summary.ranks.push_back({handler.rank.counts()});
+  std::puts(to_json(summary)["ranks"][0].dump().c_str());
+}
+"""))
+        program = link("tests/live_test", [*objects, "-lsimdjson", "-Wl,--allow-multiple-definition"], WORK / "field")
+        step, window, tables, rank = map(json.loads, self.run_program(program).splitlines())
+        self.assertEqual([line["tokens"] for line in (step, window, rank)], [30, 70, 70])
+        self.assertEqual(tables, ["ranks", "steps", "windows"])
+        if HAS_LIBTORCH:
+            compile_text("test_train", "loop", f'#include "{TREE / loop}"\n', ["-fsyntax-only"])
+
+    @unittest.skipUnless(HAS_LIBTORCH, "this build has no libtorch")
     def test_an_optimizer_and_a_loss(self):
         example = read("tests/train/added_optimizer_test.cpp")
         struct = struct_of(example, "Signum")
@@ -519,7 +602,7 @@ void MeanAbsoluteError::check_target(const worker::LossInput&) const {}
         self.assertFollows(loss, "a loss", "mae")
         compile_text("test_train", "torch", f'#include "{TREE / own}"\n#include "{TREE / own_loss}"\n', ["-fsyntax-only"])
 
-    @unittest.skipUnless(any("/test_train.dir/" in entry["command"] for entry in COMMANDS), "this build has no libtorch")
+    @unittest.skipUnless(HAS_LIBTORCH, "this build has no libtorch")
     def test_a_callback_event(self):
         header, loop = "runtime/train/include/dtrain/train/callback.h", "runtime/train/loop/training_loop.cpp"
         recipe = Recipe(self)

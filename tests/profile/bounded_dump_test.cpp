@@ -29,7 +29,7 @@ class FakeRank {
     Record record{};
     record.kind = RecordKind::kStep;
     record.batch = batch;
-    record.step = {batch / 1'000, now_, wall_ns, 32, batch % 2, {}};
+    record.step = {{{32}, batch % 2, batch / 1'000}, now_, wall_ns, {}};
     record.step.phases[static_cast<std::size_t>(Phase::kForward)] = wall_ns / 3;
     record.step.phases[static_cast<std::size_t>(Phase::kBackward)] = wall_ns - wall_ns / 3 - 1'000;
     record.step.phases[static_cast<std::size_t>(Phase::kAllreduceWait)] = 1'000;

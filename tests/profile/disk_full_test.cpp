@@ -12,7 +12,7 @@ namespace {
 void record_full_steps(Recorder& recorder, int count) {
   for (int batch = 1; batch <= count; ++batch) {
     recorder.begin_step(batch);
-    recorder.end_step({8, true, 0});
+    recorder.end_step({{8}, true, 0});
   }
 }
 

@@ -17,7 +17,7 @@ TEST(Format, StepNamesEveryPhaseAndItsTopLevelSumsToWall) {
   Record record{};
   record.kind = RecordKind::kStep;
   record.batch = 12;
-  record.step = {3, 1000, 0, 64, 1, {}};
+  record.step = {{{64}, 1, 3}, 1000, 0, {}};
   for (std::size_t i = 0; i < kPhaseCount; ++i) {
     record.step.phases[i] = static_cast<std::int64_t>(i + 1) * 10;
     record.step.wall_ns += record.step.phases[i];

@@ -126,7 +126,7 @@ TEST_F(GpuMonitor, ADriverThatHangsHoldsNothingUp) {
     EXPECT_TRUE(eventually([&] { return samples().back().empty(); }));
     for (int batch = 1; batch <= 100; ++batch) {
       recorder.begin_step(batch);
-      recorder.end_step({8, true, 0});
+      recorder.end_step({{8}, true, 0});
       recorder.flush(kDeadline);
     }
   }

@@ -24,7 +24,7 @@ void record_many_steps(Recorder& recorder, int first, int last) {
       std::strcpy(all_reduce.operation, "all_reduce");
       recorder.collective(all_reduce);
     }
-    recorder.end_step({8, true, 0});
+    recorder.end_step({{8}, true, 0});
     if (batch % 1'000 == 0) recorder.flush(kDeadline);  // the ring does not hold all of it
   }
 }

@@ -28,7 +28,7 @@ void record_steps(Recorder& recorder, int count) {
       std::snprintf(all_reduce.operation, sizeof all_reduce.operation, "all_reduce");
       recorder.collective(all_reduce);
     }
-    recorder.end_step({8, true, 0});
+    recorder.end_step({{8}, true, 0});
   }
 }
 

@@ -110,7 +110,7 @@ TEST_F(Scraped, WhatRanksDidAndWhatTheSystemDoes) {
         all_reduce.exposed_ns = 500'000'000;
         first.collective(all_reduce);
       }
-      first.end_step({32, batch % 2 == 0, 3});
+      first.end_step({{32}, batch % 2 == 0, 3});
     }
     ASSERT_TRUE(shows(of_rank("dtrain_steps_total", 0), 12));
     EXPECT_EQ(last.at(of_rank("dtrain_steps_total", 1)), 0);
@@ -138,7 +138,7 @@ TEST_F(Scraped, ARankThatEndedStaysVisible) {
   {
     Recorder first(TestRun::rank_options(*monitor, 0, 2), clock, clock.monotonic());
     first.begin_step(1);
-    first.end_step({32, true, 0});
+    first.end_step({{32}, true, 0});
   }
   Recorder second(TestRun::rank_options(*monitor, 1, 2), clock, clock.monotonic());
   ASSERT_TRUE(eventually([&] { return of_kind(read_dump(run.rank_dump(0)), "end").size() == 1; }));

@@ -81,7 +81,7 @@ TEST(Recorder, PhasesAreExclusiveAndSumToTheWallTime) {
       }
     }
     clock.now += 4ns;
-    recorder.end_step({32, true, 2});
+    recorder.end_step({{32}, true, 2});
     EXPECT_EQ(recorder.phases()[static_cast<std::size_t>(Phase::kBackward)], 1'000);
     recorder.begin_step(2);  // never ended: no record
     recorder.begin_step(3);

@@ -45,7 +45,7 @@ struct Shared {
     record.kind = RecordKind::kStep;
     record.batch = batch;
     const std::int64_t wall = batch % 90 == 0 ? 90'000'000 : 5'000'000 + batch % 7 * 10'000;  // with outliers
-    record.step = {0, now, wall, 32, 1, {}};
+    record.step = {{{32}, 1, 0}, now, wall, {}};
     record.step.phases[0] = wall;
     dump.add(record);
     now += wall;

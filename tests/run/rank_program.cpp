@@ -157,7 +157,7 @@ TrainingEnd train_steps(rank::RankSession& session) {
     for (std::size_t i = 0; i < kGradients; ++i) {
       weights[i] = 0.99F * weights[i] + gradients[i] * static_cast<float>(batch % 7);
     }
-    session.recorder().end_step({.samples = session.batch_per_rank(), .exchanged = true, .epoch = (batch - 1) / 100});
+    session.recorder().end_step({{session.batch_per_rank()}, true, (batch - 1) / 100});
     std::printf("batch %lld\n", static_cast<long long>(batch));
     std::fflush(stdout);
     if (session.world().rank == 0) {

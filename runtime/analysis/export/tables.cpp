@@ -276,7 +276,8 @@ Table ranks() {
         row({"pid", Key::kIfKnown}, integer(rank.header, "pid", -1));
         row({"start_ns", Key::kMoment}, start < 0 ? std::nullopt : std::optional(start));
         row("steps", rank.step_count());
-        row("samples", rank.sample_count());
+        const profile::StepCounts counts = rank.counts();
+        counts.fields(row, counts);
         row("initialization_s", rank.part_s("initialization"));
         row("loop_s", rank.loop_s());
         row("finalization_s", rank.part_s("finalization"));
@@ -295,7 +296,7 @@ Table windows() {
     row({"end_ns", Key::kMoment}, window.end_ns);
     row("steps", window.steps);
     row("exchanged", window.exchanged);
-    row("samples", window.samples);
+    profile::StepCounts::fields(row, window);
     row("outliers", window.outliers);
     row("wall_ns", window.wall_ns);
     row("wall_p50_ns", window.wall_p50_ns);

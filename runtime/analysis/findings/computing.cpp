@@ -182,7 +182,7 @@ class Computing {
   Computing(const Evidence& evidence, const Analysis& analysis)
       : roofline_(evidence.roofline), what_if_(analysis.what_if) {
     double samples = 0;
-    for (const RankProfile& rank : evidence.run.ranks) samples += static_cast<double>(rank.sample_count());
+    for (const RankProfile& rank : evidence.run.ranks) samples += static_cast<double>(rank.counts().samples);
     if (roofline_.samples > 0 && !evidence.run.ranks.empty()) {
       batches_ = samples / static_cast<double>(evidence.run.ranks.size()) / static_cast<double>(roofline_.samples);
     }

@@ -72,7 +72,7 @@ void add_limits(const RunProfile& run, Roofline& result) {
     const bool known =
         limits && counts && limits->memory_gb_s && (result.dtype.empty() || gflops_of(*limits, result.dtype));
     add_known(result.ideal_s,
-              known ? std::optional(ideal_of_sample(*counts, *limits) * static_cast<double>(rank.sample_count()) /
+              known ? std::optional(ideal_of_sample(*counts, *limits) * static_cast<double>(rank.counts().samples) /
                                     static_cast<double>(run.ranks.size()))
                     : std::nullopt);
   }

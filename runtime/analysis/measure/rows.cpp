@@ -16,7 +16,7 @@ void add_step(StepLine& sum, const StepLine& step) {
   if (sum.wall_ns == 0) sum.start_ns = step.start_ns;
   sum.batch = std::max(sum.batch, step.batch);
   add_to(sum.wall_ns, step.wall_ns);
-  add_to(sum.samples, step.samples);
+  add_fields<profile::StepCounts>(sum, step);
   for (std::size_t i = 0; i < sum.phases.size(); ++i) add_to(sum.phases[i], step.phases[i]);
 }
 
@@ -25,7 +25,7 @@ void add_window(StepLine& sum, const WindowLine& window) {
   sum.start_ns = window.start_ns;
   sum.exchanged |= window.exchanged > 0;
   add_to(sum.wall_ns, window.wall_ns);
-  add_to(sum.samples, window.samples);
+  add_fields<profile::StepCounts>(sum, window);
   for (std::size_t i = 0; i < sum.phases.size(); ++i) add_to(sum.phases[i], window.phases[i]);
 }
 

@@ -82,7 +82,7 @@ Waterfall make_waterfall(const Evidence& evidence) {
     const double loop_s = std::max(rank.loop_s().value_or(0), steps_s);
     outside_s += (loop_s - steps_s) / count;
     missing_end_s += (result.wall_s - loop_s) / count;
-    result.samples += static_cast<double>(rank.sample_count());
+    result.samples += static_cast<double>(rank.counts().samples);
     const double own = per_sample(rank);
     if (own > 0 && (best == 0 || own < best)) best = own;
   }

@@ -72,11 +72,11 @@ std::int64_t RankProfile::step_count() const {
   return count;
 }
 
-std::int64_t RankProfile::sample_count() const {
-  std::int64_t count = 0;
-  for (const StepLine& step : steps) add_to(count, step.samples);
-  for (const WindowLine& window : windows) add_to(count, window.samples);
-  return count;
+profile::StepCounts RankProfile::counts() const {
+  profile::StepCounts sum;
+  for (const StepLine& step : steps) add_fields<profile::StepCounts>(sum, step);
+  for (const WindowLine& window : windows) add_fields<profile::StepCounts>(sum, window);
+  return sum;
 }
 
 std::int64_t RankProfile::wall_ns() const {

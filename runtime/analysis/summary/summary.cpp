@@ -164,12 +164,11 @@ std::optional<GpuMemory> gpu_memory(const RankProfile& profile) {
 }
 
 RankSummary to_rank(const RunProfile& run, const RankProfile& profile) {
-  RankSummary rank;
+  RankSummary rank{profile.counts()};
   rank.rank = profile.rank;
   rank.host = profile.host;
   rank.agent = profile.agent;
   rank.steps = profile.step_count();
-  rank.samples = profile.sample_count();
   rank.initialization_s = profile.part_s("initialization");
   rank.loop_s = profile.loop_s();
   rank.finalization_s = profile.part_s("finalization");

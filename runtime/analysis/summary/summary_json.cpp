@@ -28,12 +28,9 @@ Json scope_json(const ScopeSummary& scope) {
           {"phases", std::move(phases)}};
 }
 
-// Returns the cost of reading a rank's batches; null: it was not recorded.
-Json loader_json(const RankSummary& rank) {
-  const LoaderUsage& usage = rank.loader_usage;
-  if (usage.batches == 0) return nullptr;
-  Json json = {{"batches", usage.batches}, {"read_s", rank.loader_fetch_s}};
-  const auto add = [&json](profile::Key key, std::int64_t value) {
+// Returns a visitor that adds the fields of a record, times in seconds.
+auto adder_to(Json& json) {
+  return [&json](profile::Key key, std::int64_t value) {
     const std::string name(key.name);
     if (name.ends_with("_ns")) {
       json[name.substr(0, name.size() - 2) + "s"] = to_seconds(value);
@@ -41,39 +38,44 @@ Json loader_json(const RankSummary& rank) {
       json[name == "skipped" ? "skipped_samples" : name] = value;
     }
   };
-  LoaderUsage::fields(add, usage);
+}
+
+// Returns the cost of reading a rank's batches; null: it was not recorded.
+Json loader_json(const RankSummary& rank) {
+  const LoaderUsage& usage = rank.loader_usage;
+  if (usage.batches == 0) return nullptr;
+  Json json = {{"batches", usage.batches}, {"read_s", rank.loader_fetch_s}};
+  LoaderUsage::fields(adder_to(json), usage);
   return json;
 }
 
 Json rank_json(const RankSummary& rank) {
-  return {{"rank", rank.rank},
-          {"host", rank.host},
-          {"agent", rank.agent},
-          {"steps", rank.steps},
-          {"samples", rank.samples},
-          {"samples_per_s", rank.samples_per_s},
-          {"initialization_s", or_null(rank.initialization_s)},
-          {"loop_s", or_null(rank.loop_s)},
-          {"finalization_s", or_null(rank.finalization_s)},
-          {"in_steps_s", rank.in_steps_s},
-          {"compute_s", rank.compute_s},
-          {"optimizer_s", rank.optimizer_s},
-          {"data_s", rank.data_s},
-          {"exposed_s", rank.exposed_s},
-          {"step_p50_s", rank.step_p50_s},
-          {"step_p99_s", rank.step_p99_s},
-          {"waited_for_steps", rank.waited_for_steps},
-          {"waited_for_s", rank.waited_for_s},
-          {"peak_resident_bytes", rank.peak_resident_bytes},
-          {"gpu_memory", rank.gpu_memory ? gpu_memory_json(*rank.gpu_memory) : Json(nullptr)},
-          {"loader_queue_mean", or_null(rank.loader_queue_mean)},
-          {"loader_empty", rank.loader_empty},
-          {"loader_records", rank.loader_records},
-          {"loader", loader_json(rank)},
-          {"scopes_s", Json(rank.scopes_s)},
-          {"ended", rank.ended},
-          {"dropped", rank.dropped},
-          {"lost", rank.lost}};
+  Json json = {{"rank", rank.rank}, {"host", rank.host}, {"agent", rank.agent}, {"steps", rank.steps}};
+  profile::StepCounts::fields(adder_to(json), rank);
+  json.update({{"samples_per_s", rank.samples_per_s},
+               {"initialization_s", or_null(rank.initialization_s)},
+               {"loop_s", or_null(rank.loop_s)},
+               {"finalization_s", or_null(rank.finalization_s)},
+               {"in_steps_s", rank.in_steps_s},
+               {"compute_s", rank.compute_s},
+               {"optimizer_s", rank.optimizer_s},
+               {"data_s", rank.data_s},
+               {"exposed_s", rank.exposed_s},
+               {"step_p50_s", rank.step_p50_s},
+               {"step_p99_s", rank.step_p99_s},
+               {"waited_for_steps", rank.waited_for_steps},
+               {"waited_for_s", rank.waited_for_s},
+               {"peak_resident_bytes", rank.peak_resident_bytes},
+               {"gpu_memory", rank.gpu_memory ? gpu_memory_json(*rank.gpu_memory) : Json(nullptr)},
+               {"loader_queue_mean", or_null(rank.loader_queue_mean)},
+               {"loader_empty", rank.loader_empty},
+               {"loader_records", rank.loader_records},
+               {"loader", loader_json(rank)},
+               {"scopes_s", Json(rank.scopes_s)},
+               {"ended", rank.ended},
+               {"dropped", rank.dropped},
+               {"lost", rank.lost}});
+  return json;
 }
 
 Json metrics_json(const std::vector<MetricSummary>& metrics) {

@@ -175,7 +175,7 @@ void DumpWindow::add(const Record& added) {
 void DumpWindow::add_step(const StepRecord& step) {
   ++record.steps;
   record.exchanged += step.exchanged != 0 ? 1 : 0;
-  record.samples += step.samples;
+  add_fields<StepCounts>(record, step);
   record.wall_ns.add(step.wall_ns);
   const double difference = static_cast<double>(step.wall_ns) - mean_ns_;
   mean_ns_ += difference / static_cast<double>(record.steps);

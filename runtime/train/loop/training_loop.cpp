@@ -218,7 +218,7 @@ TrainingLoop::Outcome TrainingLoop::end_round(std::int64_t samples, bool stepped
     const PhaseScope phase(recorder, Phase::kCallbacks);
     progress_.update([this] { metrics_.show_losses(); });
   }
-  recorder.end_step({samples, stepped && step_.synchronised(), position_.epoch});
+  recorder.end_step({{samples}, stepped && step_.synchronised(), position_.epoch});
   has_record_ = false;
   measured_.deep_window.after_step(number, step_.take_trace_window());
   measured_.counted_batches.after_step();

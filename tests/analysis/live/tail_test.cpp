@@ -135,7 +135,7 @@ class GrowingDump {
     profile::Record record{};
     record.kind = profile::RecordKind::kStep;
     record.batch = ++batch;
-    record.step = {0, now_ns, wall_ns, 32, 1, {}};
+    record.step = {{{32}, 1, 0}, now_ns, wall_ns, {}};
     record.step.phases[static_cast<std::size_t>(Phase::kDataloaderNext)] = wall_ns / 4;
     record.step.phases[static_cast<std::size_t>(Phase::kForward)] = wall_ns - wall_ns / 4;
     dump_.add(record);

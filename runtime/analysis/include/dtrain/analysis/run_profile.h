@@ -53,8 +53,8 @@ struct RankProfile {
   std::optional<double> loop_s() const;
   std::optional<double> part_s(const std::string& part) const;
   std::int64_t step_count() const;
-  std::int64_t sample_count() const;
-  std::int64_t wall_ns() const;  // of all steps
+  profile::StepCounts counts() const;  // of all steps
+  std::int64_t wall_ns() const;        // of all steps
   std::int64_t phase_ns(profile::Phase phase) const;
 };
 

@@ -42,10 +42,10 @@ struct GpuMemory {
   std::vector<std::pair<std::string, double>> of_phases;  // the most in tensors, in the order of the dump
 };
 
-struct RankSummary {
+struct RankSummary : profile::StepCounts {
   int rank = 0;
   std::string host, agent;
-  std::int64_t steps = 0, samples = 0;                             // step records: one for each batch
+  std::int64_t steps = 0;                                          // step records: one for each batch
   double samples_per_s = 0;                                        // over its loop
   std::optional<double> initialization_s, loop_s, finalization_s;  // empty: the rank did not finish it
   double in_steps_s = 0;

@@ -67,13 +67,6 @@ class ScopeTable;
 // A collective that may not have ended yet. Returns its record once it has. Never waits.
 using LateCollective = std::function<std::optional<CollectiveRecord>()>;
 
-// The other values of a step record.
-struct StepInfo {
-  std::int64_t samples = 0;  // of this rank
-  bool exchanged = false;    // gradients were exchanged and the optimizer stepped
-  std::int64_t epoch = 0;
-};
-
 // The devices that spend the time of a phase: both the host and its device, or only the host.
 enum class PhaseOf : std::uint8_t { kHostAndDevice, kHost };
 

@@ -68,17 +68,35 @@ struct Key {
   int decimals;  // of a number that is not whole
 };
 
-// A step of a rank.
-struct StepRecord {
-  std::int64_t epoch = 0, start_ns = 0, wall_ns = 0, samples = 0;
+// Adds the declared numbers of `other` to those of `sum`.
+template <typename T>
+void add_fields(T& sum, const T& other) {
+  T::fields([](Key, std::int64_t& total, std::int64_t value) { add_to(total, value); }, sum, other);
+}
+
+// The numbers of a step that add up: a dump window and a rank's line in the summary have the sum of each.
+struct StepCounts {
+  std::int64_t samples = 0;  // of this rank
+
+  static void fields(auto&& visit, auto&... counts) { visit("samples", counts.samples...); }
+};
+
+// What the training loop says of a step.
+struct StepInfo : StepCounts {
   std::int64_t exchanged = 0;  // 1: gradients were exchanged and the optimizer stepped
-  PhaseTimes phases{};         // exclusive: they sum to wall_ns
+  std::int64_t epoch = 0;
+};
+
+// A step of a rank.
+struct StepRecord : StepInfo {
+  std::int64_t start_ns = 0, wall_ns = 0;
+  PhaseTimes phases{};  // exclusive: they sum to wall_ns
 
   static void fields(auto&& visit, auto&... step) {
     visit("epoch", step.epoch...);
     visit({"start_ns", Key::kMoment}, step.start_ns...);
     visit("wall_ns", step.wall_ns...);
-    visit("samples", step.samples...);
+    StepCounts::fields(visit, step...);
     visit({"exchanged", Key::kTruth}, step.exchanged...);
     visit("phases", step.phases...);
   }
@@ -124,7 +142,7 @@ struct LoaderUsage : data::ReadUsage {
   }
   void add(const LoaderUsage& other) {
     add_to(batches, other.batches);
-    fields([](Key, std::int64_t& sum, std::int64_t value) { add_to(sum, value); }, *this, other);
+    add_fields(*this, other);
   }
 };
 
@@ -324,12 +342,12 @@ struct ScopeSums {
   }
 };
 
-struct WindowCounts {
+struct WindowCounts : StepCounts {
   std::int64_t first_batch = 0, last_batch = 0, epoch = 0, start_ns = 0, end_ns = 0;
   std::int64_t steps = 0;
   // Outliers that have lines of their own, and outliers beyond the limit of such lines, which are in the sums.
   std::int64_t outliers = 0, outliers_folded = 0;
-  std::int64_t exchanged = 0, samples = 0;
+  std::int64_t exchanged = 0;
 
   static void fields(auto&& visit, auto&... counts) {
     visit("first_batch", counts.first_batch...);
@@ -341,7 +359,7 @@ struct WindowCounts {
     visit("outliers", counts.outliers...);
     visit("outliers_folded", counts.outliers_folded...);
     visit("exchanged", counts.exchanged...);
-    visit("samples", counts.samples...);
+    StepCounts::fields(visit, counts...);
   }
 };
 
