@@ -168,8 +168,8 @@ void PendingHandshake::end(const std::string& why) {
 
 // The other end has given up, or the connection does not work.
 void PendingHandshake::lost(asio::error_code error) {
-  const bool closed = error == asio::error::eof || error == asio::error::connection_reset ||
-                      error == asio::error::broken_pipe;
+  const bool closed =
+      error == asio::error::eof || error == asio::error::connection_reset || error == asio::error::broken_pipe;
   if (closed && wire_.tls_error.empty()) {
     return finish(Proven::End::kLost, "the connection was closed before the welcome", true);
   }

@@ -54,9 +54,9 @@ class ControlServer final : public PlaneBase {
   // Any thread, but not with mutex_ held: a broken connection makes the sender lock it.
   void send_to(int rank, std::string message);
   void send_to_all(const std::string& message);
-  Json states_message() const;                                     // mutex_ held
-  PeerState state_now(int rank) const;                             // mutex_ held
-  std::string describe_peer(int rank) const;                       // mutex_ held
+  Json states_message() const;                // mutex_ held
+  PeerState state_now(int rank) const;        // mutex_ held
+  std::string describe_peer(int rank) const;  // mutex_ held
   // At most `most` ranks are named. Called with mutex_ held.
   std::string describe_missing(const std::string& name, int most = std::numeric_limits<int>::max()) const;
   std::string describe_not_waiting(const std::string& key) const;  // mutex_ held

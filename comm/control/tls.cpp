@@ -166,7 +166,8 @@ Tls::Outcome Tls::write(const void* buffer, std::size_t size) {
   ERR_clear_error();
   errno = 0;
   std::size_t bytes = 0;
-  const Outcome result = outcome(SSL_write_ex(ssl_.get(), buffer, size, &bytes), bytes);
+  const int written = SSL_write_ex(ssl_.get(), buffer, size, &bytes);
+  const Outcome result = outcome(written, bytes);
   sent_with_key_ += result.bytes;
   if (result.want == Want::kNothing && sent_with_key_ >= bytes_of_a_key_) renew_key();
   return result;

@@ -183,12 +183,12 @@ std::string address_of_rank_0(const RankEnvironment& environment, const HostWait
 std::string hint_of_other_host(const MasterAddress& master) {
   const Resolved resolved = resolve(master.name);
   std::string own;
-  const bool loopback = std::ranges::any_of(resolved.addresses, [](const std::string& address) {
-    return address.starts_with("127.") || address == "::1";
-  });
+  const bool loopback = std::ranges::any_of(
+      resolved.addresses, [](const std::string& address) { return address.starts_with("127.") || address == "::1"; });
   if (resolved.addresses.empty() || loopback || is_own(resolved.addresses, &own)) return {};
   return "MASTER_ADDR is " + master.name + " (" + join(resolved.addresses, ", ") +
-         "), which is no address of this host: for ranks on several hosts set LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun "
+         "), which is no address of this host: for ranks on several hosts set LOCAL_RANK and LOCAL_WORLD_SIZE, as "
+         "torchrun "
          "does; without them all ranks are expected on one host";
 }
 

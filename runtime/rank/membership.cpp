@@ -173,8 +173,8 @@ Contact await_contact(const std::filesystem::path& path, std::chrono::millisecon
                             ? known
                             : "look at rank 0's log: it did not start, or runs as another user or on another host");
       }
-      log->info("this rank waits for rank 0 to start on this host ({} so far, at most {}){}", format_duration(now - began),
-                format_duration(timeout), known.empty() ? "" : "; " + known);
+      log->info("this rank waits for rank 0 to start on this host ({} so far, at most {}){}",
+                format_duration(now - began), format_duration(timeout), known.empty() ? "" : "; " + known);
       next_line = now + kContactLaterLines;
     }
     std::this_thread::sleep_for(kPollPeriod);

@@ -212,9 +212,9 @@ class Recording {
   struct Options {
     std::string monitor_socket;
     std::unique_ptr<profile::KeptMonitor> monitor;  // if this rank has started it
-    std::function<void(pid_t)> monitor_started;   // called after the monitor was started again
-    Json header;                                  // the first line of the dump
-    Nanoseconds process_started{0};               // the time since then counts as initialization
+    std::function<void(pid_t)> monitor_started;     // called after the monitor was started again
+    Json header;                                    // the first line of the dump
+    Nanoseconds process_started{0};                 // the time since then counts as initialization
   };
   // Connects to the monitor and compares the clocks, which is collective. The referenced objects must outlive
   // this object. Throws as profile::Recorder does.

@@ -18,9 +18,9 @@
 // slowest rank, the bus bandwidth as nccl-tests defines it (bytes / time x 2(n-1)/n), and the time in which all ranks
 // at once read and write as many bytes as the operation makes them, without anything else (collectives_ours.cpp).
 //
-// With --links the ranks are one on each of two hosts (tests/harness/two_hosts.sh, needs root), joined by a link of each
-// speed in turn: tcp, tcp-tls, gloo and Open MPI's TCP. The rows then have `link`, and floor_us is the time in which the
-// link carries the operation's bytes (null for an unshaped link).
+// With --links the ranks are one on each of two hosts (tests/harness/two_hosts.sh, needs root), joined by a link of
+// each speed in turn: tcp, tcp-tls, gloo and Open MPI's TCP. The rows then have `link`, and floor_us is the time in
+// which the link carries the operation's bytes (null for an unshaped link).
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -146,12 +146,8 @@ class Run {
       if (!times.contains(name)) continue;
       const double ns = bench::median_of(times.at(name));
       const double factor = 2.0 * (settings_.ranks - 1) / settings_.ranks;
-      Json row{{"op", "all_reduce"},
-               {"bytes", bytes},
-               {"ranks", settings_.ranks},
-               {"backend", name},
-               {"median_us", ns / 1e3},
-               {"busbw_gbs", static_cast<double>(bytes) / ns * factor}};
+      Json row{{"op", "all_reduce"}, {"bytes", bytes},        {"ranks", settings_.ranks},
+               {"backend", name},    {"median_us", ns / 1e3}, {"busbw_gbs", static_cast<double>(bytes) / ns * factor}};
       row.update(more);
       rows.push_back(std::move(row));
     }

@@ -1,4 +1,5 @@
-// A rank of bench_collectives with our communicators: the subjects shm, shm-unregistered and floor, or tcp, or tcp-tls, or mpi.
+// A rank of bench_collectives with our communicators: the subjects shm, shm-unregistered and floor, or tcp, or tcp-tls,
+// or mpi.
 //
 //   bench_collectives_ours BASE RANK RANKS BYTES                      under nobody
 //   bench_collectives_ours BASE RANK RANKS BYTES tcp|tcp-tls ADDRESS  the same, each rank as if on a host of its own
@@ -115,7 +116,8 @@ void run_shm(const std::string& base, int rank, int ranks, std::size_t bytes) {
 void run_tcp(const std::string& base, int rank, int ranks, std::size_t bytes, const std::string& subject,
              const std::string& address) {
   const auto security = subject == "tcp-tls" ? comm::Security::kTls : comm::Security::kProof;
-  const auto control = meet(base, control_options(rank, ranks, "bench-host-" + std::to_string(rank), security), address);
+  const auto control =
+      meet(base, control_options(rank, ranks, "bench-host-" + std::to_string(rank), security), address);
   {
     comm::BackendParts parts{.control = *control, .address = address};
     parts.options.security = security;

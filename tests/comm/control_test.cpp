@@ -68,7 +68,8 @@ TEST(Control, RankZeroSaysForWhomItWaits) {
   options.timeout = std::chrono::milliseconds(10'500);
   ControlEndpoint endpoint;
   const auto control = ControlPlane::serve(options, {}, &endpoint);
-  EXPECT_THAT(message_of([&] { control->barrier("start"); }), HasSubstr("'start' timed out after 10.5 s; missing: rank 1"));
+  EXPECT_THAT(message_of([&] { control->barrier("start"); }),
+              HasSubstr("'start' timed out after 10.5 s; missing: rank 1"));
   EXPECT_THAT(text.str(), AllOf(HasSubstr("rank 0 waits at 'start' for rank 1, "), HasSubstr("at most 10.5 s")));
 }
 

@@ -330,12 +330,13 @@ void Keys::one_of(const Key& selector, std::variant<Alternatives...>& choice) {
   std::string word = dtrain::word_of(choice);
   visit_word(selector, word, dtrain::words_of<List>(), {}, false);
   if (!word.empty() && word != dtrain::word_of(choice)) choice = choice_named<List>(word);
-  std::tuple<Alternatives...> defaults;
+  // Optional, as GCC 12 zeroes members of a tuple beside empty ones that share a base class.
+  std::tuple defaults{std::optional(Alternatives())...};
   std::vector<Alternative> alternatives;
   (alternatives.push_back({Alternatives::kWord,
                            [&](Keys& own) {
                              auto* const held = std::get_if<Alternatives>(&choice);
-                             (held ? *held : std::get<Alternatives>(defaults)).declare_keys(own);
+                             (held ? *held : *std::get<std::optional<Alternatives>>(defaults)).declare_keys(own);
                            }}),
    ...);
   visit_alternatives(selector.name, alternatives, choice.index());
