@@ -24,8 +24,9 @@ BATCHES, SAMPLES = 42, 6
 # Where the scale of the sums is a power of two, and nothing is clipped, every rounding is the same but for elements that
 # fill no vector of the optimizer's kernel.
 EXACT = 1e-6
-# Else rounding differs, and float16 enlarges that: a weight may round to the neighbouring number.
-ROUNDED = 1e-4
+# Else rounding differs, and float16 enlarges that: a weight may round to the neighbouring number, which is up to 2^-10 of it
+# away. Whether one does depends on the processor (6e-4 where MKL has AVX-512, 3e-6 with its code for AVX2).
+ROUNDED = 1e-3
 # One lost message of error feedback is far more.
 COMPRESSED_LIMIT = 1e-5
 SETTINGS = {"initial_scale": 2.0**14, "growth_interval": 4}

@@ -22,7 +22,7 @@ SOURCE, BUILD = Path(sys.argv.pop(1)).resolve(), Path(sys.argv.pop(1)).resolve()
 # One place for all runs, so that ccache knows the files again.
 WORK = BUILD / "tests" / "recipes"
 TREE = WORK / "tree"
-PARTS = ["comm", "runtime", "python/dtrain", "tests/analysis", "tests/comm", "tests/config", "tests/data", "tests/harness", "tests/profile"]
+PARTS = ["comm", "runtime", "scheduler", "python/dtrain", "tests/analysis", "tests/comm", "tests/config", "tests/data", "tests/harness", "tests/profile"]
 # As cmake/Toolchain.cmake calls it.
 CCACHE = [shutil.which("ccache")] if shutil.which("ccache") else []
 CCACHE_SETTINGS = {"CCACHE_SLOPPINESS": "pch_defines,time_macros"}
