@@ -167,7 +167,7 @@ Tls::Outcome Tls::write(const void* buffer, std::size_t size) {
   errno = 0;
   std::size_t bytes = 0;
   const int written = SSL_write_ex(ssl_.get(), buffer, size, &bytes);
-  const Outcome result = outcome(written, bytes);
+  Outcome result = outcome(written, bytes);
   sent_with_key_ += result.bytes;
   if (result.want == Want::kNothing && sent_with_key_ >= bytes_of_a_key_) renew_key();
   return result;

@@ -110,7 +110,7 @@ DataSocket::Moved DataSocket::write_tls(std::span<iovec> from) {
       const Tls::Outcome outcome = tls_->write(record_.data() + sent_, record_.size() - sent_);
       if (outcome.want == Tls::Want::kEnd) {
         // What has come before can still be read, unless TLS itself has failed.
-        const Moved end = ended_by(outcome);
+        Moved end = ended_by(outcome);
         if (!end.cause.empty()) end_ = end;
         return end;
       }

@@ -23,7 +23,9 @@ constexpr std::int64_t kSmallBytes = 1'024;  // and less: nothing but latency
 using Lines = std::span<const CollectiveLine>;
 
 Lines of_batch(const RankProfile& rank, std::int64_t batch) {
-  return std::ranges::equal_range(rank.collectives, batch, {}, &CollectiveLine::batch);
+  const auto first = std::ranges::lower_bound(rank.collectives, batch, {}, &CollectiveLine::batch);
+  const auto last = std::ranges::upper_bound(first, rank.collectives.end(), batch, {}, &CollectiveLine::batch);
+  return {first, last};  // clang 14 has no subrange of libstdc++ 12
 }
 
 struct Bucket {
