@@ -171,6 +171,7 @@ bool NcclCore::advance() {
     NcclBatch& batch = batches_[i];
     if (batch.state == NcclBatch::State::kRunning) {
       if (i != 0 || !batch.done->query()) continue;
+      if (failed()) return false;  // to stop the communicator ends the kernel, too, and fires the event
       complete(batch);
       batches_.pop_front();
       watch_first();
@@ -300,6 +301,7 @@ void NcclCore::synchronize(const char* what) {
     }
     nap();
   }
+  throw_if_failed();  // the event may have fired because the communicator was stopped
   pool_.give_back(std::move(event));
 }
 

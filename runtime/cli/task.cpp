@@ -12,6 +12,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/launcher/user_ledger.h"
+#include "dtrain/rank/run_folder.h"
 #include "dtrain/scheduler/ledger.h"
 #include "table.h"
 
@@ -285,9 +286,15 @@ void add_task_pause(CLI::App& task, const std::string& name, const std::string& 
   });
 }
 
+// True while the launcher of a task that has ended still writes the report into the run's folder. Its slots are free.
+bool writes_report(const scheduler::Task& task) {
+  const auto owner = rank::owner_here(task.run_dir);
+  return owner && owner->pid == task.launcher_pid;
+}
+
 void add_task_wait(CLI::App& task, ExitCode* exit_code) {
   auto name = std::make_shared<std::string>();
-  CLI::App* command = task.add_subcommand("wait", "Wait until a task has ended, and exit with its exit code");
+  CLI::App* command = task.add_subcommand("wait", "Wait until a task has ended and its report is written, and exit with its exit code");
   command->add_option("ID", *name, kTaskHelp)->required();
   command->callback([name, exit_code] {
     const SystemClock clock;
@@ -297,6 +304,7 @@ void add_task_wait(CLI::App& task, ExitCode* exit_code) {
       std::this_thread::sleep_for(kPollPeriod);
       task = ledger.find(task.id).value();
     }
+    while (writes_report(task)) std::this_thread::sleep_for(kPollPeriod);
     std::printf("task %lld %s\n", static_cast<long long>(task.id), state_text(task).c_str());
     *exit_code = task.exit_code ? static_cast<ExitCode>(*task.exit_code) : ExitCode::kRunFailed;
   });

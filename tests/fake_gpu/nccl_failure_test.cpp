@@ -32,7 +32,12 @@ struct Sums {
   std::unique_ptr<comm::Buffer> buffer;
 };
 
-// Rank 1 sends itself the signal after its first sum. The others' errors, by rank.
+// The error of a rank, or how it has ended without one.
+std::string end_of(const RankOutcome& outcome) {
+  return outcome.error.empty() ? outcome.status.describe() : outcome.error;
+}
+
+// Rank 1 sends itself the signal after its first sum. The ends of the others, by rank.
 std::vector<std::string> errors_when_rank_1_gets(int signal) {
   TestWorld world(3);
   world.timeout = 1'000ms;
@@ -53,7 +58,7 @@ std::vector<std::string> errors_when_rank_1_gets(int signal) {
                                         ::kill(pids[1], SIGKILL);
                                       }});
   EXPECT_EQ(outcomes[1].status.signal, SIGKILL);
-  return {outcomes[0].error, outcomes[2].error};
+  return {end_of(outcomes[0]), end_of(outcomes[2])};
 }
 
 TEST(FakeNcclFailure, ARankThatIsKilledIsNamed) {
@@ -63,6 +68,37 @@ TEST(FakeNcclFailure, ARankThatIsKilledIsNamed) {
 TEST(FakeNcclFailure, ARankThatIsStoppedIsNamed) {
   EXPECT_THAT(errors_when_rank_1_gets(SIGSTOP),
               testing::Each(AllOf(HasSubstr("rank 1"), AnyOf(HasSubstr("stopped"), HasSubstr("heartbeat")))));
+}
+
+// To stop a communicator ends its kernels: the event of an operation fires, and its result is not there. Here rank 0 is
+// stopped between its look at the state and its look at the event, while rank 1 has not entered the operation.
+TEST(FakeNcclFailure, AnOperationThatWasStoppedIsNotComplete) {
+  const auto outcomes = run_gpu_ranks(TestWorld(2), [](const GpuRank& rank) {
+    const TestWorld world(2);
+    comm::NcclCommunicator* stopped = nullptr;
+    comm::NcclApi api = *rank.api;
+    api.cudaEventQuery = [&stopped, &rank](cudaEvent_t event) {
+      if (auto* const communicator = std::exchange(stopped, nullptr)) {
+        communicator->abort("this is a test");
+        while (rank.api->cudaEventQuery(event) != cudaSuccess) {
+        }
+      }
+      return rank.api->cudaEventQuery(event);
+    };
+    const auto communicator = comm::make_nccl_communicator_with(
+        std::make_shared<const comm::NcclApi>(std::move(api)), rank.control, {}, world.communicator_options());
+    const auto buffer = communicator->allocate(4);
+    communicator->barrier().wait();
+    if (rank.control.world().rank == 0) {
+      comm::Work sum = communicator->all_reduce(buffer->bytes().data(), 1, DataType::kFloat32);
+      stopped = communicator.get();
+      sum.wait();
+      ADD_FAILURE() << "the sum is complete without rank 1";
+    }
+    rank.control.barrier("rank 0 was stopped");
+  });
+  EXPECT_THAT(outcomes[0].error, HasSubstr("this is a test"));
+  EXPECT_THAT(outcomes[1].error, HasSubstr("this is a test"));
 }
 
 // The device of rank 0 has an operation that only ends when rank 1 comes to it, after rank 0 has closed.

@@ -274,6 +274,12 @@ RunOwner::~RunOwner() {
   if (is_mine() && ::truncate(file_.c_str(), 0) != 0) return;  // the next one waits for `silence`
 }
 
+std::optional<OwnerProcess> owner_here(const fs::path& run) {
+  auto owner = owner_in(run / ".owner");
+  const bool here = owner && owner->host_key == host::host_identity().key;
+  return here && host::start_ticks(owner->pid) == owner->start ? owner : std::nullopt;
+}
+
 bool RunOwner::is_mine() const {
   const auto owner = owner_in(file_);
   return owner && to_json(*owner, file_.parent_path()) == self_;

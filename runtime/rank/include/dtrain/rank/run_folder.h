@@ -190,6 +190,9 @@ class RunOwner {
   std::thread thread_;
 };
 
+// Returns the process of this host that carries out the run now. Empty: none does, or one on another host.
+std::optional<OwnerProcess> owner_here(const std::filesystem::path& run);
+
 // The lock and the owner of a run's folder. One thread.
 class RunLock {
  public:
