@@ -25,7 +25,7 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 started=$SECONDS
 
-readonly sections=(machine doctor nccl conformance parity python waiting sanitizer examples profile bench_bf16 bench)
+readonly sections=(machine doctor nccl conformance parity shared_card python waiting sanitizer examples profile bench_bf16 bench)
 describe() {
   case $1 in
     machine) echo "GPUs, driver, processors, PyTorch" ;;
@@ -33,6 +33,7 @@ describe() {
     nccl) echo "all-reduce through our communicator: are results right, how fast is each size" ;;
     conformance) echo "every operation of the nccl backend, on 1, 2 and all GPUs" ;;
     parity) echo "weights trained on 1 and on all GPUs, against the CPU's and PyTorch DDP's" ;;
+    shared_card) echo "two ranks on one GPU: compression, sharded updates, tuning, a rank that is killed" ;;
     python) echo "weights trained by Python scripts and Trials, against plain PyTorch's" ;;
     waiting) echo "training with operations that wait on the host made errors (DTRAIN_SYNC_DEBUG=error)" ;;
     sanitizer) echo "a short training under compute-sanitizer: memcheck and racecheck" ;;
@@ -264,6 +265,11 @@ section_conformance() {
 section_parity() {
   need_gpus || return $?
   script 900 parity "$gpus" ${quick:+--quick}
+}
+
+section_shared_card() {
+  need_gpus || return $?
+  script 600 shared_card 1 ${quick:+--quick}
 }
 
 section_python() {

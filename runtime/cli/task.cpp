@@ -294,7 +294,8 @@ bool writes_report(const scheduler::Task& task) {
 
 void add_task_wait(CLI::App& task, ExitCode* exit_code) {
   auto name = std::make_shared<std::string>();
-  CLI::App* command = task.add_subcommand("wait", "Wait until a task has ended and its report is written, and exit with its exit code");
+  CLI::App* command =
+      task.add_subcommand("wait", "Wait until a task has ended and its report is written, and exit with its exit code");
   command->add_option("ID", *name, kTaskHelp)->required();
   command->callback([name, exit_code] {
     const SystemClock clock;

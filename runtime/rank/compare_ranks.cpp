@@ -145,6 +145,7 @@ namespace {
 struct Seen {
   std::vector<std::string> ids;
   bool is_order_known = true;
+  bool may_share = false;
   std::string why_none;
   bool any_unusable = false;
   pid_t pid = 0;
@@ -155,6 +156,7 @@ std::vector<Seen> exchange(comm::ControlPlane& control, const GpuView& view) {
   for (const host::VisibleGpu& gpu : view.gpus) ids.push_back(gpu.id);
   const Json mine = {{"ids", ids},
                      {"order", view.is_order_known},
+                     {"may_share", view.may_share},
                      {"why_none", view.why_none},
                      {"unusable", view.any_unusable},
                      {"pid", ::getpid()}};
@@ -162,7 +164,8 @@ std::vector<Seen> exchange(comm::ControlPlane& control, const GpuView& view) {
   for (const std::string& text : control.gather("run.gpus", to_line(mine))) {
     const Json json = Json::parse(text);
     ranks.push_back({json["ids"].get<std::vector<std::string>>(), json["order"].get<bool>(),
-                     json["why_none"].get<std::string>(), json["unusable"].get<bool>(), json["pid"].get<pid_t>()});
+                     json["may_share"].get<bool>(), json["why_none"].get<std::string>(), json["unusable"].get<bool>(),
+                     json["pid"].get<pid_t>()});
   }
   return ranks;
 }
@@ -200,7 +203,7 @@ std::string give_out(const Host& host, const std::vector<Seen>& seen, std::vecto
     index[static_cast<std::size_t>(rank)] = static_cast<int>(place);
     if (!its.is_order_known) continue;
     const auto [owner, is_new] = owners.try_emplace(its.ids[place], rank);
-    if (is_new) continue;
+    if (is_new || (its.may_share && seen[static_cast<std::size_t>(owner->second)].may_share)) continue;
     const std::string pair = "ranks " + std::to_string(owner->second) + " and " + std::to_string(rank);
     return its.ids.size() == 1 ? "host " + host.name + ": " + count_of(host.ranks.size(), "rank") + ", but " + pair +
                                      " see one GPU, the same (" + its.ids[place] + ")"
@@ -247,6 +250,17 @@ void name_gpus(comm::ControlPlane& control, const GpuView& view, const std::stri
 
 }  // namespace
 
+namespace {
+
+// NCCL refuses ranks of one host on one GPU, unless each says that it is on a host of its own, or NCCL (from 2.30 on)
+// is allowed to take them.
+bool may_share_gpus(const Variables& variables) {
+  const auto allowed = variables.find("NCCL_MULTI_RANK_GPU_ENABLE");
+  return variables.contains("NCCL_HOSTID") || (allowed != variables.end() && allowed->second == "1");
+}
+
+}  // namespace
+
 GpuView look_at_visible_gpus(config::SlotType wanted, const Variables& variables) {
   const auto seen = look_at_gpus(kGpuPatienceOfRuns);
   if (!seen) {
@@ -255,7 +269,8 @@ GpuView look_at_visible_gpus(config::SlotType wanted, const Variables& variables
   const auto variable = variables.find("CUDA_VISIBLE_DEVICES");
   const auto value = variable == variables.end() ? std::nullopt : std::optional(variable->second);
   GpuView view{.gpus = host::visible_gpus(seen->gpus, value),
-               .is_order_known = !host::is_order_unknown(seen->gpus, variables)};
+               .is_order_known = !host::is_order_unknown(seen->gpus, variables),
+               .may_share = may_share_gpus(variables)};
   if (!view.gpus.empty()) {
     if (wanted == config::SlotType::kAuto) view.why_none = why_no_cuda("/proc/self/exe", "");
     view.any_unusable = !view.why_none.empty();

@@ -60,9 +60,11 @@ comm::Backend backend_for(const std::optional<comm::Backend>& wanted, const Rank
 // The GPUs that one rank sees. Plain value.
 struct GpuView {
   std::vector<host::VisibleGpu> gpus;  // in CUDA's order
-  bool is_order_known = true;          // false: CUDA may number them in another order
-  std::string why_none;                // if there are none
-  bool any_unusable = false;           // there are some, but slot_type: auto leaves them out, and why_none says why
+  bool is_order_known = true;
+  bool may_share = false;  // NCCL was asked, by a variable, to let ranks share a GPU          // false: CUDA may number
+                           // them in another order
+  std::string why_none;    // if there are none
+  bool any_unusable = false;  // there are some, but slot_type: auto leaves them out, and why_none says why
 };
 
 // auto leaves out GPUs that the program's libtorch cannot use. Waits for the driver, with a deadline. Called where no

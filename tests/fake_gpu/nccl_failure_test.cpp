@@ -85,8 +85,8 @@ TEST(FakeNcclFailure, AnOperationThatWasStoppedIsNotComplete) {
       }
       return rank.api->cudaEventQuery(event);
     };
-    const auto communicator = comm::make_nccl_communicator_with(
-        std::make_shared<const comm::NcclApi>(std::move(api)), rank.control, {}, world.communicator_options());
+    const auto communicator = comm::make_nccl_communicator_with(std::make_shared<const comm::NcclApi>(std::move(api)),
+                                                                rank.control, {}, world.communicator_options());
     const auto buffer = communicator->allocate(4);
     communicator->barrier().wait();
     if (rank.control.world().rank == 0) {

@@ -23,15 +23,18 @@ def add_arguments(parser):
     parser.add_argument("--scratch", type=Path, required=True, help="a folder for files and runs; stays")
 
 
+def kept_variables(libraries):
+    kept = {name: value for name, value in os.environ.items() if name.startswith(KEPT)}
+    return {**kept, "LD_LIBRARY_PATH": libraries} if libraries else kept
+
+
 class Dtrain:
     def __init__(self, arguments):
         self.bin, self.libraries, self.slot_type = arguments.bin, arguments.libraries, arguments.slot_type
 
     def launch(self, folder, experiment, ranks, slot_type=None, deadline=900, **variables):
         """The experiment's run in `folder`/run. Its files are in `folder` already."""
-        kept = {name: value for name, value in os.environ.items() if name.startswith(KEPT)}
-        if self.libraries:
-            kept["LD_LIBRARY_PATH"] = self.libraries
+        kept = kept_variables(self.libraries)
         resources = {"slots_per_trial": ranks, "slot_type": slot_type or self.slot_type}
         file = write_experiment(folder / "experiment.yaml", **experiment, resources=resources)
         command = [str(self.bin / "dtrain"), "launch", str(file), "--run-dir", str(folder / "run")]

@@ -11,8 +11,8 @@ import unittest
 
 from harness import BUILD, SOURCE, Workplace, environment, main
 
-SECTIONS = ["machine", "doctor", "nccl", "conformance", "parity", "python", "waiting", "sanitizer", "examples", "profile",
-            "bench_bf16", "bench"]
+SECTIONS = ["machine", "doctor", "nccl", "conformance", "parity", "shared_card", "python", "waiting", "sanitizer", "examples",
+            "profile", "bench_bf16", "bench"]
 
 
 class GpuCheck(unittest.TestCase):

@@ -114,6 +114,15 @@ TEST(ChooseGpus, ARankThatSeesOneTakesThatOne) {
   EXPECT_EQ(outcome(SlotType::kAuto, {{"x", view_of({"GPU-a"})}, {"x", view_of({"GPU-a"})}}), "cpu");
 }
 
+TEST(ChooseGpus, RanksShareOneIfAllOfThemWereToldTo) {
+  const rank::GpuView one = view_of({"GPU-a"});
+  rank::GpuView shared = one;
+  shared.may_share = true;
+  EXPECT_EQ(outcome(SlotType::kCuda, {{"x", shared}, {"x", shared}, {"x", shared}}), "0");
+  EXPECT_THAT(outcome(SlotType::kCuda, {{"x", shared}, {"x", one}}), HasSubstr("ranks 0 and 1 see one GPU, the same"));
+  EXPECT_THAT(outcome(SlotType::kCuda, {{"x", one}, {"x", shared}}), HasSubstr("ranks 0 and 1 see one GPU, the same"));
+}
+
 TEST(ChooseGpus, TooFewAreAnErrorThatCountsThem) {
   const rank::GpuView two = view_of({"GPU-a", "GPU-b"});
   const std::string few = outcome(SlotType::kCuda, {{"x", two}, {"x", two}, {"x", two}});
