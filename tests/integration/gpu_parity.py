@@ -19,6 +19,13 @@ SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9}
 ADAM = {"kind": "adam", "lr": 2e-3, "weight_decay": 1e-3}
 ADAMW = {"kind": "adamw", "lr": 3e-3}
 LAMB = {"kind": "lamb", "lr": 1e-2, "weight_decay": 1e-2}
+OTHERS = [
+    {"kind": "radam", "lr": 2e-3, "weight_decay": 1e-3},
+    {"kind": "rmsprop", "lr": 1e-3, "momentum": 0.5, "centered": True},
+    {"kind": "adagrad", "lr": 1e-2, "lr_decay": 1e-2, "weight_decay": 1e-3},
+    {"kind": "lion", "lr": 1e-3, "weight_decay": 1e-2},
+    {"kind": "muon", "lr": 2e-2, "weight_decay": 1e-2, "adamw_lr": 2e-3},
+]
 EXACT = 0
 SUMS = 1e-11  # other orders of sums, in float64
 NARROW = 5e-3  # NCCL sums float16 and bfloat16 in their own type
@@ -42,8 +49,10 @@ PINNED_FOR_ALL = {"copies_to_device": 2, "copies_to_host": 2, "pageable_copies":
 
 
 def case(model, optimizer, sharded, limit, k=1, dtype="float32", batches=None, epochs=None, count=False, local_sgd=None,
-         fusion=None, compression=None, precision=None, **hyperparameters):
+         fusion=None, compression=None, precision=None, ema=None, **hyperparameters):
     optimizations = {"aggregation_frequency": k, "operators": "default"}  # as on GPUs
+    if ema is not None:
+        optimizations["ema"] = ema
     if precision is not None:
         optimizations["mixed_precision"] = precision
     if compression is not None:
@@ -69,6 +78,7 @@ def title(one):
         parts.append("local " + str(optimizations["local_sgd"].get("compression", "")))
     parts += [str(optimizations["gradient_compression"])] if "gradient_compression" in optimizations else []
     parts += [optimizations["mixed_precision"]] if "mixed_precision" in optimizations else []
+    parts += [f"ema={optimizations['ema']}"] if "ema" in optimizations else []
     parts += ["buckets"] if "tensor_fusion_threshold" in optimizations else []
     parts += ["uneven"] if one["epochs"] else []
     return " ".join(parts)
@@ -122,7 +132,11 @@ CASES = {
         case("gpt", ADAM, False, EXACT, compression="fp16", count=True),
         case("cnn", SGD, False, NARROW, compression="bf16", clip=0.3),
         case("odd", ADAM, False, EXACT, compression="fp16", **UNEVEN),
-        case("mlp", SGD, False, EXACT, local_sgd={"inner_steps": 7, "compression": "int8"})],
+        case("mlp", SGD, False, EXACT, local_sgd={"inner_steps": 7, "compression": "int8"}),
+        *[case("gpt", other, False, EXACT) for other in OTHERS],
+        *[case("odd", other, True, EXACT) for other in OTHERS if other["kind"] != "muon"],  # it updates whole parameters
+        case("gpt", LAMB, False, SUMS, **F64), case("odd", LAMB, True, SUMS, **F64),
+        case("cnn", ADAMW, False, EXACT, ema=0.9), case("gpt", ADAM, True, EXACT, ema=0.9)],
     3: [*NEAR, *MIXED,
         *COMPRESSED,
         case("gpt", SGD, False, SUMS, **CHECKPOINTED, **F64),
