@@ -68,8 +68,8 @@ std::vector<at::Tensor> Orthonormal::operator()(const std::vector<at::Tensor>& b
   for (std::size_t b = 0; b < batches.size(); ++b) {
     const std::int64_t sets = batches[b].size(0);
     const at::Tensor basis = at::bmm(sums.narrow(0, first, sets), candidates[b]);
-    // Nearly dependent vectors leave errors of 1e-4 in the products of the basis; one step of Newton's iteration squares
-    // them.
+    // Nearly dependent vectors leave errors of 1e-4 in the products of the basis; one step of Newton's iteration
+    // squares them.
     const at::Tensor products = at::bmm(basis, basis.transpose(1, 2));
     const at::Tensor precise = at::baddbmm(basis, products, basis, 1.5, -0.5).to(at::kFloat);
     bases.push_back(precise.masked_fill(infinite.narrow(0, first, sets).view({sets, 1, 1}),

@@ -1,5 +1,5 @@
-// Orthonormal bases of many small sets of vectors, on any device. Launches operations on the current stream and waits for
-// nothing. Called by one thread at a time, without gradients.
+// Orthonormal bases of many small sets of vectors, on any device. Launches operations on the current stream and waits
+// for nothing. Called by one thread at a time, without gradients.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,9 @@ namespace dtrain::train {
 // the vectors, with a filler (comm::PowerSgd::filler()) in the place of a vector that is zero or in the span of the
 // earlier ones. NaN or Inf in a set becomes NaN in all of it.
 //
-// A QR decomposition takes a long time for many rows and few columns. Here the long vectors are only multiplied, a batch
-// of sets at a time. Gram-Schmidt itself works on the Gram matrices, for the sets of all batches at once, in float64.
+// A QR decomposition takes a long time for many rows and few columns. Here the long vectors are only multiplied, a
+// batch of sets at a time. Gram-Schmidt itself works on the Gram matrices, for the sets of all batches at once, in
+// float64.
 class Orthonormal {
  public:
   // Each set has `count` vectors.

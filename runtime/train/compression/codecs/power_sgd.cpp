@@ -2,8 +2,8 @@
 //
 // Error feedback of gradients of one shape lies one behind the other, in the order of the gradients. So those of a
 // bucket are a batch of matrices, and each product is one operation for a shape. A device adds in another order than
-// the CPU's kernels, so values agree up to rounding in float32. All ranks compute the result from the same sums with the
-// same operations: on devices of one kind they get the same bits.
+// the CPU's kernels, so values agree up to rounding in float32. All ranks compute the result from the same sums with
+// the same operations: on devices of one kind they get the same bits.
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -21,8 +21,8 @@
 namespace dtrain::train {
 namespace {
 
-// The gradients of one shape in a bucket.
-struct Batch {
+// The gradients of one shape in a bucket, as a batch of matrices.
+struct EqualShapes {
   at::Tensor residuals;               // [gradients, rows, columns]: error feedback
   at::Tensor factors;                 // [gradients, rank, columns]: Q of the previous step
   std::vector<at::Tensor> gradients;  // [rows, columns] each
@@ -31,7 +31,7 @@ struct Batch {
 class PowerSgdExchange final : public TensorExchange {
  public:
   // `plain`: the gradients that are sent uncompressed.
-  PowerSgdExchange(const TensorCodecContext& context, const Orthonormal& orthonormal, std::vector<Batch> batches,
+  PowerSgdExchange(const TensorCodecContext& context, const Orthonormal& orthonormal, std::vector<EqualShapes> batches,
                    std::vector<at::Tensor> plain, int bucket, double scale)
       : context_(context),
         orthonormal_(orthonormal),
@@ -61,7 +61,7 @@ class PowerSgdExchange final : public TensorExchange {
   comm::Work send_p() {
     const double unit = scale_ * static_cast<double>(context_.world());
     std::vector<at::Tensor> factors;
-    for (const Batch& batch : batches_) {
+    for (const EqualShapes& batch : batches_) {
       at::_foreach_add_(batch.residuals.unbind(), batch.gradients, unit);
       factors.push_back(batch.factors);
     }
@@ -95,7 +95,7 @@ class PowerSgdExchange final : public TensorExchange {
     q_.mul_(1.0 / static_cast<double>(context_.world()));
     const std::vector<at::Tensor> q = factors_in(q_, kColumns);
     for (std::size_t b = 0; b < batches_.size(); ++b) {
-      Batch& batch = batches_[b];
+      EqualShapes& batch = batches_[b];
       const bool alone = batch.gradients.size() == 1;
       at::Tensor product = alone ? batch.gradients.front().unsqueeze(0) : at::empty_like(batch.residuals);
       at::bmm_out(product, bases_[b].transpose(1, 2), q[b]);
@@ -111,16 +111,16 @@ class PowerSgdExchange final : public TensorExchange {
   // uncompressed.
   std::int64_t factor_elements(std::int64_t dimension) const {
     std::int64_t elements = 0;
-    for (const Batch& batch : batches_) elements += elements_of(batch, dimension);
+    for (const EqualShapes& batch : batches_) elements += elements_of(batch, dimension);
     return elements;
   }
-  static std::int64_t elements_of(const Batch& batch, std::int64_t dimension) {
+  static std::int64_t elements_of(const EqualShapes& batch, std::int64_t dimension) {
     return batch.factors.size(0) * batch.factors.size(1) * batch.residuals.size(dimension);
   }
   std::vector<at::Tensor> factors_in(const at::Tensor& message, std::int64_t dimension) const {
     std::vector<at::Tensor> factors;
     std::int64_t begin = 0;
-    for (const Batch& batch : batches_) {
+    for (const EqualShapes& batch : batches_) {
       const std::int64_t elements = elements_of(batch, dimension);
       factors.push_back(message.narrow(0, begin, elements)
                             .view({batch.factors.size(0), batch.factors.size(1), batch.residuals.size(dimension)}));
@@ -145,12 +145,12 @@ class PowerSgdExchange final : public TensorExchange {
 
   const TensorCodecContext& context_;
   const Orthonormal& orthonormal_;
-  std::vector<Batch> batches_;
+  std::vector<EqualShapes> batches_;
   std::vector<at::Tensor> plain_;
   const int bucket_;
   const double scale_;
   int stage_ = 0;
-  at::Tensor p_, q_;                // the messages
+  at::Tensor p_, q_;               // the messages
   std::vector<at::Tensor> bases_;  // of each batch: P, orthonormal
 };
 
@@ -184,7 +184,7 @@ class PowerSgdTensors final : public TensorCodec {
       if (of_shape.empty()) first[spots_[t].shape] = spots_[t].index;
       of_shape.push_back(values.view({place.rows, place.columns}));
     }
-    std::vector<Batch> batches;
+    std::vector<EqualShapes> batches;
     for (std::size_t s = 0; s < shapes_.size(); ++s) {
       if (gradients[s].empty()) continue;
       const auto count = static_cast<std::int64_t>(gradients[s].size());
@@ -215,7 +215,7 @@ class PowerSgdTensors final : public TensorCodec {
   // All compressed gradients of one shape, in the order of memory.
   struct Shape {
     std::vector<std::size_t> places;
-    at::Tensor residuals, factors;  // as in a Batch
+    at::Tensor residuals, factors;  // as in EqualShapes
   };
   struct Spot {
     std::size_t shape = 0;
