@@ -202,6 +202,7 @@ BASES = {
         "powersgd": optimizing(gradient_compression={"kind": "powersgd"}),
         "topk": optimizing(gradient_compression={"kind": "topk"}),
         "on GPUs": PROGRAM | {"resources": {"slot_type": "cuda"}, "optimizations": {"local_sgd": {"inner_steps": 2}}},
+        "powersgd on GPUs": optimizing(gradient_compression="powersgd") | {"resources": {"slot_type": "cuda"}},
         "weights": PROGRAM | {"initial_weights": {"file": "a.safetensors"}},
         "training state": PROGRAM | {"initial_weights": {"file": "runs/1", "training_state": True}},
         "shared_fs": PROGRAM | {"checkpoint_storage": {"type": "shared_fs", "host_path": "/mnt"}},

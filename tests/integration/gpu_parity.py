@@ -31,6 +31,7 @@ SUMS = 1e-11  # other orders of sums, in float64
 NARROW = 5e-3  # NCCL sums float16 and bfloat16 in their own type
 AUTOCAST = 0.3
 NORM = 1e-6  # clipping's factor is a float32 on a GPU
+FACTORS = 2e-4  # float32 products of other kernels, whose differences training enlarges
 
 # Between these batches nothing but steps happens: no metrics are due, buckets and strategy do not change.
 COUNTED = {"count_from": 25, "count_to": 35}
@@ -88,6 +89,7 @@ STRATEGIES = {False: "replicated", True: "sharded", "auto": "auto"}
 F64 = {"dtype": "float64"}
 UNEVEN = {"batches": [17, 12, 19, 3], "epochs": 3}  # of each rank
 TOP_K = {"kind": "topk", "ratio": 0.1}
+POWER_SGD = {"kind": "powersgd", "rank": 2, "warmup_steps": 5}
 CHECKPOINTED = {"checkpointed": "cuda"}  # not on the CPUs: nothing but memory and time differ
 # Autocast casts other operators on GPUs than on CPUs, so weights are alike and no more.
 MIXED = [
@@ -95,10 +97,12 @@ MIXED = [
     case("cnn", SGD, True, AUTOCAST, precision="pure_bf16"),
     case("mlp", SGD, "auto", AUTOCAST, precision="pure_bf16", clip=0.3, k=3),
 ]
-COMPRESSED = [  # the bits of the CPU's codecs
+COMPRESSED = [  # the bits of the CPU's codecs; powersgd: about the same values
     case("gpt", ADAMW, False, EXACT, compression="int8", count=True),
     case("odd", SGD, False, EXACT, compression="int8", k=3, fusion=256),
     case("gpt", SGD, False, EXACT, compression=TOP_K, count=True, delay_queries=3),
+    case("gpt", SGD, False, FACTORS, compression=POWER_SGD, count=True),
+    case("mlp", SGD, False, FACTORS, compression=POWER_SGD, k=3, fusion=4096),
 ]
 NEAR = [  # whatever the number of ranks
     case("mlp", SGD, True, NORM, clip=0.1, **F64),
@@ -143,6 +147,7 @@ CASES = {
         case("gpt", SGD, False, NARROW, compression="fp16", fusion=4096),
         case("odd", SGD, False, NARROW, compression="bf16", k=3),
         case("mlp", SGD, False, EXACT, local_sgd={"inner_steps": 7, "compression": TOP_K}),
+        case("mlp", SGD, False, FACTORS, local_sgd={"inner_steps": 4, "compression": {**POWER_SGD, "warmup_steps": 1}}),
         case("gpt", SGD, False, SUMS, **F64),
         case("gpt", SGD, True, SUMS, **F64),
         case("odd", SGD, True, SUMS, k=3, sparse=True, **F64),

@@ -187,7 +187,7 @@ CASES = {
         bfloat16("sgd replicated k=2", SGD, sharded_optimizer=False, k=2),
         case("counted", count=True, sharded_optimizer=True), case("local", local_sgd=LOCAL, peer=False),
         *compressed("int8", "int8"), *compressed("topk", {"kind": "topk", "ratio": 0.1}), *compressed("fp16", "fp16"),
-        *compressed("bf16", "bf16")],
+        *compressed("bf16", "bf16"), *compressed("powersgd", {"kind": "powersgd", "rank": 4, "warmup_steps": 5})],
     3: [bfloat16("sgd sharded", SGD, sharded_optimizer=True), case("adamw replicated", sharded_optimizer=False),
         case("sgd sharded", SGD, sharded_optimizer=True),
         case("adamw sharded clip k=2", sharded_optimizer=True, clip=0.3, k=2)],

@@ -1,6 +1,6 @@
 // The codecs as tensor operations against those of comm/compression: on a CPU both give the same bits (powersgd: about
-// the same values), keep the same state and say the same of themselves. tests/integration/gpu_parity.py compares GPUs
-// with CPUs.
+// the same values, power_sgd_test.cpp), keep the same state and say the same of themselves.
+// tests/integration/gpu_parity.py compares GPUs with CPUs.
 #include <algorithm>
 #include <functional>
 #include <limits>
@@ -8,12 +8,11 @@
 #include <memory>
 #include <utility>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <torch/torch.h>
 
-#include "compression/tensor_compressor.h"
+#include "compression_sides.h"
 #include "dtrain/base/error.h"
 #include "small_model.h"
 #include "small_run.h"
@@ -33,66 +32,8 @@ struct CompressedModelImpl final : torch::nn::Module {
 };
 TORCH_MODULE(CompressedModel);
 
-class CopyState final : public StateVisitor {
- public:
-  std::map<std::string, at::Tensor> values;
-  bool replaces() const override { return false; }
-
- protected:
-  void on_tensor(const std::string& path, at::Tensor value) override { values[path] = value.clone(); }
-  void on_number(const std::string& path, std::int64_t&) override { ADD_FAILURE() << path; }
-  void on_real(const std::string& path, double&) override { ADD_FAILURE() << path; }
-  void on_reals(const std::string& path, std::vector<float>& reals) override { values[path] = torch::tensor(reals); }
-  void on_text(const std::string& path, std::string&) override { ADD_FAILURE() << path; }
-};
-
-class PutState final : public StateVisitor {
- public:
-  explicit PutState(std::map<std::string, at::Tensor> values) : values_(std::move(values)) {}
-  bool replaces() const override { return true; }
-
- protected:
-  void on_tensor(const std::string& path, at::Tensor value) override { value.copy_(values_.at(path)); }
-  void on_number(const std::string& path, std::int64_t&) override { ADD_FAILURE() << path; }
-  void on_real(const std::string& path, double&) override { ADD_FAILURE() << path; }
-  void on_reals(const std::string& path, std::vector<float>& reals) override {
-    const at::Tensor& value = values_.at(path);
-    reals.assign(value.data_ptr<float>(), value.data_ptr<float>() + value.numel());
-  }
-  void on_text(const std::string& path, std::string&) override { ADD_FAILURE() << path; }
-
- private:
-  const std::map<std::string, at::Tensor> values_;
-};
-
-// NaN equals NaN.
-bool same_values(const at::Tensor& a, const at::Tensor& b) {
-  return a.sizes() == b.sizes() && a.eq(b).logical_or(a.isnan().logical_and(b.isnan())).all().item<bool>();
-}
-
-// One of the two, over memory of its own.
-struct Side {
-  Side(bool tensors, const FlatParameters& parameters, comm::Communicator& communicator,
-       const CompressorOptions& options) {
-    for (const auto& group : parameters.groups()) flats.push_back(at::zeros_like(group.gradients));
-    if (tensors) {
-      compressor = std::make_unique<TensorCompressor>(parameters, flats, communicator, options);
-    } else {
-      compressor = make_bucket_compressor(parameters, flats, communicator, options);
-    }
-  }
-  std::map<std::string, at::Tensor> state() {
-    CopyState copy;
-    compressor->visit(copy);
-    return std::move(copy.values);
-  }
-
-  std::vector<at::Tensor> flats;
-  std::unique_ptr<BucketCompressor> compressor;
-};
-
 constexpr int kSteps = 12;
-constexpr int kMatrix = 2;  // nobody uses it in odd steps; in the first one its gradient is zero
+constexpr std::size_t kMatrix = 2;  // nobody uses it in odd steps; in the first one its gradient is zero
 
 // Of many sizes, some of them zero, and in some steps not finite.
 at::Tensor gradient(const FlatParameters::Parameter& parameter, std::size_t index, int rank, int step) {
@@ -115,11 +56,7 @@ void one_step(Side& side, FlatParameters& parameters, const comm::FusionPlan& pl
         .narrow(0, all[i].offset, all[i].tensor.numel())
         .copy_(gradient(all[i], i, rank, step).view({-1}));
   }
-  std::vector<comm::Work> works;
-  for (std::size_t b = 0; b < plan.buckets.size(); ++b) works.push_back(side.compressor->exchange(plan, b, scale));
-  for (comm::Work& work : works) work.join();
-  if (step % 2 == 1) side.compressor->not_applied(kMatrix);
-  side.compressor->end_step();
+  exchange_all(side, plan, scale, step % 2 == 1 ? std::vector<std::size_t>{kMatrix} : std::vector<std::size_t>());
 }
 
 void compare(int ranks, const comm::Compression& compression) {
@@ -192,8 +129,9 @@ TEST(TensorCompression, GivesTheBitsOfTheOtherCodecs) {
 
 // Of an update that is skipped nothing stays, though some ranks have sent what others could not use.
 TEST(TensorCompression, ASkippedStepLeavesTheErrorFeedbackAsItWas) {
-  for (const comm::Compression& compression : {comm::Compression(comm::Fp16()), comm::Compression(comm::Int8()),
-                                               comm::Compression(comm::TopK{.ratio = 0.05})}) {
+  for (const comm::Compression& compression :
+       {comm::Compression(comm::Fp16()), comm::Compression(comm::Int8()), comm::Compression(comm::TopK{.ratio = 0.05}),
+        comm::Compression(comm::PowerSgd{.rank = 2, .warmup_steps = 0})}) {
     run_small(2, [&](SmallRun& run) {
       SCOPED_TRACE(testing::Message() << "compression " << compression.index());
       CompressedModel model;
@@ -247,7 +185,8 @@ TEST(TensorCompression, SettingsThatMakeNoSenseAreRefused) {
     CompressedModel model;
     FlatParameters parameters(*model, run.services.communicator);
     for (const comm::Compression& wrong :
-         {comm::Compression(comm::TopK{.ratio = 0}), comm::Compression(comm::TopK{.ratio = 1.5})}) {
+         {comm::Compression(comm::TopK{.ratio = 0}), comm::Compression(comm::TopK{.ratio = 1.5}),
+          comm::Compression(comm::PowerSgd{.rank = 0, .warmup_steps = 0})}) {
       EXPECT_THROW(Side(true, parameters, run.services.communicator, {wrong, 5, 0, 0, "compression", "a.key"}),
                    CommError);
     }

@@ -82,37 +82,6 @@ void orthogonalize(float* vectors, std::size_t length, std::size_t count) {
   }
 }
 
-// Returns the rank at which a gradient of rows x columns is compressed; 0: it is sent uncompressed, because compression
-// would not halve its bytes. PyTorch's powerSGD_hook makes the same choice.
-std::size_t power_sgd_rank(std::size_t rows, std::size_t columns, int rank) {
-  constexpr std::size_t kMinimumRate = 2;
-  const std::size_t possible = std::min({rows, columns, static_cast<std::size_t>(rank)});
-  return (rows + columns) * possible * kMinimumRate < rows * columns ? possible : 0;
-}
-
-// Returns the `count` values of the first Q of gradient `tensor`, about normally distributed. Each is a sum of twelve
-// uniform numbers, which is exact and therefore the same on every machine.
-std::vector<float> first_power_sgd_factor(std::uint64_t seed, std::size_t tensor, std::size_t count) {
-  std::vector<float> values(count);
-  std::uint64_t x = seed ^ (0xd1342543de82ef95u * (tensor + 1));
-  const auto next = [&x] {
-    x += 0x9e3779b97f4a7c15u;
-    std::uint64_t z = x;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-  };
-  for (float& value : values) {
-    std::int64_t sum = 0;
-    for (int i = 0; i < 6; ++i) {
-      const std::uint64_t bits = next();
-      sum += static_cast<std::int64_t>(bits >> 43) + static_cast<std::int64_t>((bits >> 20) & 0x1fffff);
-    }
-    value = static_cast<float>(sum - 6 * 0x1fffff) / 2097152.0f;
-  }
-  return values;
-}
-
 struct Factor {
   std::size_t rank = 0;  // 0: not compressed
   std::vector<float> q;  // `rank` vectors of `columns`, of the previous step
@@ -251,10 +220,10 @@ std::vector<Factor> PowerSgdCodec::make_factors(const PowerSgd& settings, const 
   std::vector<Factor> factors(context.tensors.size());
   for (std::size_t t = 0; t < factors.size(); ++t) {
     const GradientTensor& tensor = context.tensors[t];
-    const std::size_t rank = power_sgd_rank(tensor.rows, tensor.columns, settings.rank);
+    const std::size_t rank = settings.rank_of(tensor.rows, tensor.columns);
     if (tensor.type != DataType::kFloat32 || rank == 0) continue;
     factors[t].rank = rank;
-    factors[t].q = first_power_sgd_factor(context.options.seed, t, rank * tensor.columns);
+    factors[t].q = PowerSgd::first_factor(context.options.seed, t, rank * tensor.columns);
   }
   return factors;
 }
@@ -293,6 +262,42 @@ std::vector<std::pair<std::string, std::span<float>>> PowerSgdCodec::state() {
 }
 
 }  // namespace
+
+// Compression would not halve the bytes of a gradient that is sent uncompressed. PyTorch's powerSGD_hook makes the same
+// choice.
+std::size_t PowerSgd::rank_of(std::size_t rows, std::size_t columns) const {
+  constexpr std::size_t kMinimumRate = 2;
+  const std::size_t possible = std::min({rows, columns, static_cast<std::size_t>(rank)});
+  return (rows + columns) * possible * kMinimumRate < rows * columns ? possible : 0;
+}
+
+// Each value is a sum of twelve uniform numbers, which is exact and therefore the same on every machine.
+std::vector<float> PowerSgd::first_factor(std::uint64_t seed, std::size_t tensor, std::size_t count) {
+  std::vector<float> values(count);
+  std::uint64_t x = seed ^ (0xd1342543de82ef95u * (tensor + 1));
+  const auto next = [&x] {
+    x += 0x9e3779b97f4a7c15u;
+    std::uint64_t z = x;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  };
+  for (float& value : values) {
+    std::int64_t sum = 0;
+    for (int i = 0; i < 6; ++i) {
+      const std::uint64_t bits = next();
+      sum += static_cast<std::int64_t>(bits >> 43) + static_cast<std::int64_t>((bits >> 20) & 0x1fffff);
+    }
+    value = static_cast<float>(sum - 6 * 0x1fffff) / 2097152.0f;
+  }
+  return values;
+}
+
+std::vector<float> PowerSgd::filler(std::size_t length, std::size_t salt) {
+  std::vector<float> vector(length);
+  fill(vector.data(), length, salt);
+  return vector;
+}
 
 std::unique_ptr<Codec> PowerSgd::make_codec(CodecContext& context) const {
   if (rank < 1) throw CommError("powersgd: the rank is " + std::to_string(rank), "use 1 or more");

@@ -50,13 +50,8 @@ std::vector<std::pair<std::string, std::string>> Experiment::variables_of_ranks(
 }
 
 std::vector<std::string> keys_not_for_gpus(const Experiment& experiment) {
-  const auto is_power_sgd = [](const comm::Compression& compression) {
-    return std::holds_alternative<comm::PowerSgd>(compression);
-  };
   const Optimizations& o = experiment.optimizations;
   std::vector<std::string> keys;
-  if (is_power_sgd(o.gradient_compression)) keys.emplace_back("optimizations.gradient_compression");
-  if (o.local_sgd && is_power_sgd(o.local_sgd->compression)) keys.emplace_back("optimizations.local_sgd.compression");
   if (o.auto_tune_tensor_fusion) keys.emplace_back("optimizations.auto_tune_tensor_fusion");
   return keys;
 }
@@ -81,12 +76,8 @@ Json what_cpus_support() {
 }
 
 Json what_gpus_support() {
-  const Json power_sgd{{"const", "powersgd"}};
-  const Json no_power_sgd{{"not", {{"anyOf", {power_sgd, mapping_with("kind", power_sgd)}}}}};
   return if_then(is_given("resources.slot_type", {{"const", "cuda"}}),
-                 allows({{"optimizations.gradient_compression", no_power_sgd},
-                         {"optimizations.auto_tune_tensor_fusion", {{"enum", {false}}}},
-                         {"optimizations.local_sgd.compression", no_power_sgd}}));
+                 allows({{"optimizations.auto_tune_tensor_fusion", {{"enum", {false}}}}}));
 }
 
 // Returns the condition of check_together() as a schema.

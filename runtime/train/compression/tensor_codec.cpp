@@ -68,7 +68,7 @@ std::unique_ptr<TensorCodec> make_tensor_codec(TensorCodecContext& context, cons
           return make_tensor_form(context, settings);
         } else {
           throw ConfigError(std::string(Settings::kWord) + " is not supported on GPUs yet",
-                            "use fp16, bf16, int8 or topk there");
+                            "use fp16, bf16, int8, powersgd or topk there");
         }
       },
       compression);

@@ -112,6 +112,7 @@ void give_back(const TensorCodecContext& context, std::size_t place, const std::
 std::unique_ptr<TensorCodec> make_tensor_form(TensorCodecContext& context, const comm::Fp16& settings);
 std::unique_ptr<TensorCodec> make_tensor_form(TensorCodecContext& context, const comm::Bf16& settings);
 std::unique_ptr<TensorCodec> make_tensor_form(TensorCodecContext& context, const comm::Int8& settings);
+std::unique_ptr<TensorCodec> make_tensor_form(TensorCodecContext& context, const comm::PowerSgd& settings);
 std::unique_ptr<TensorCodec> make_tensor_form(TensorCodecContext& context, const comm::TopK& settings);
 
 // Null: no compression. CommError for settings that make no sense; ConfigError for a codec without a form for GPUs.

@@ -3,9 +3,11 @@
 // a description in docs/compression.md.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <variant>
+#include <vector>
 
 #include "dtrain/base/choices.h"
 
@@ -60,6 +62,12 @@ struct PowerSgd {
     keys.integer({"warmup_steps", "powersgd: the number of exchanges at the start that are not compressed."},
                  warmup_steps, {0, 2147483647});
   }
+  // Returns the rank at which a gradient of rows x columns is compressed; 0: it is sent uncompressed.
+  std::size_t rank_of(std::size_t rows, std::size_t columns) const;
+  // Returns the `count` values of the first Q of gradient `tensor`, about normally distributed.
+  static std::vector<float> first_factor(std::uint64_t seed, std::size_t tensor, std::size_t count);
+  // Returns fixed numbers that take the place of a factor's vector `salt` if it is in the span of the earlier ones.
+  static std::vector<float> filler(std::size_t length, std::size_t salt);
   std::unique_ptr<Codec> make_codec(CodecContext& context) const;
   bool operator==(const PowerSgd&) const = default;
 };

@@ -22,14 +22,14 @@ inline std::string with_table(const std::string& text, const std::string& name, 
   return text.substr(0, first) + "\n\n" + table + "\n" + text.substr(end);
 }
 
-// The first line of `expected` that `text` has otherwise; empty: they are the same.
+// The first line of `expected` that `text` has otherwise, in quotes; empty: they are the same.
 inline std::string first_difference(const std::string& text, const std::string& expected) {
   if (text == expected) return "";
   const auto end = std::min(text.size(), expected.size());
   std::size_t at = 0;
   while (at < end && text[at] == expected[at]) ++at;
   const auto line = at == 0 ? 0 : expected.rfind('\n', at - 1) + 1;
-  return expected.substr(line, expected.find('\n', line) - line);
+  return "'" + expected.substr(line, expected.find('\n', line) - line) + "'";
 }
 
 // Fails if the document is not `expected`. `test`: the program and its filter, which write it anew.
