@@ -221,7 +221,7 @@ struct InspectArguments {
   bool check = false, json = false;
 };
 
-struct Facts {
+struct PictureFacts {
   std::int64_t looked_at = 0;
   std::map<std::int64_t, std::int64_t> of_class;  // samples
   std::vector<std::int64_t> bytes;
@@ -237,8 +237,8 @@ Json spread(std::vector<Number> values) {
 }
 
 // Reads samples from all over the data set.
-Facts look(const PictureData& data, const InspectArguments& arguments) {
-  Facts facts;
+PictureFacts look(const PictureData& data, const InspectArguments& arguments) {
+  PictureFacts facts;
   const std::int64_t all = data.source->size();
   facts.looked_at = arguments.check ? all : std::min(arguments.samples, all);
   for (std::int64_t i = 0; i < facts.looked_at; ++i) {
@@ -263,7 +263,7 @@ Facts look(const PictureData& data, const InspectArguments& arguments) {
   return facts;
 }
 
-Json to_json(const PictureData& data, const Facts& facts) {
+Json to_json(const PictureData& data, const PictureFacts& facts) {
   Json classes = Json::array();
   for (const auto& [label, count] : facts.of_class) {
     const bool known = label >= 0 && static_cast<std::size_t>(label) < data.classes.size();
@@ -327,7 +327,7 @@ void add_data_inspect(CLI::App& data, ExitCode* exit_code) {
   command->footer("Exit codes: 0, or 1 if a picture is damaged.");
   command->callback([arguments, exit_code] {
     const PictureData found = open_picture_data(arguments->data);
-    const Facts facts = look(found, *arguments);
+    const PictureFacts facts = look(found, *arguments);
     Json json = to_json(found, facts);
     print_answer(
         arguments->json, [&] { return std::move(json); }, [&] { return to_text(json); });

@@ -208,7 +208,7 @@ std::optional<Json> Recorder::Impl::receive(std::chrono::milliseconds timeout) {
   const Json value = parse_message(message->data);
   const std::string type = text_at(value, "type");
   if (type == message_type::kError) {
-    write_error = value.value("message", std::string("the profiling agent could not write"));
+    write_error = value.value("message", std::string("the monitor could not write"));
   } else if (type == message_type::kWelcome) {
     monitor = Monitor::kHere;
     pause = kFirstPause;
@@ -226,7 +226,7 @@ Recorder::Recorder(const Options& options, const Clock& clock, Nanoseconds proce
   impl_ = std::make_unique<Impl>(options, clock, process_start);
   impl_->reach(clock.monotonic() + options.connect_timeout, false);
   if (const auto& reason = impl_->refusal) {
-    throw CommError("the profiling agent refused rank " + std::to_string(options.rank) + ": " + *reason);
+    throw CommError("the monitor refused rank " + std::to_string(options.rank) + ": " + *reason);
   }
 }
 
@@ -450,7 +450,7 @@ void Recorder::flush(std::chrono::milliseconds timeout) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - s.clock.monotonic());
       const auto answer = left.count() > 0 ? s.receive(left) : std::nullopt;
       if (!answer && s.monitor == Impl::Monitor::kHere) {
-        throw CommError("the profiling agent did not write the records of rank " + std::to_string(s.rank) + " within " +
+        throw CommError("the monitor did not write the records of rank " + std::to_string(s.rank) + " within " +
                             std::to_string(timeout.count()) + " ms",
                         "is the file system of the run's folder slow or hanging? Otherwise see logs/agent-*.log in the "
                         "run's folder");
@@ -461,7 +461,7 @@ void Recorder::flush(std::chrono::milliseconds timeout) {
       return;
     }
   }
-  throw CommError("the profiling agent of this host has ended: the last records of rank " + std::to_string(s.rank) +
+  throw CommError("the monitor of this host has ended: the last records of rank " + std::to_string(s.rank) +
                       " are not in the profile",
                   "see logs/agent-*.log in the run's folder");
 }

@@ -380,10 +380,10 @@ void Recording::look_after_monitor() {
   }
   if (is_here == std::exchange(monitor_is_here_, is_here) || membership_.world().local_rank != 0) return;
   if (is_here) {
-    log_->info("the profiling agent of this host is back");
+    log_->info("the monitor of this host is back");
   } else {
     log_->warn(
-        "the profiling agent of this host has ended or does not answer; training goes on, records wait in memory until "
+        "the monitor of this host has ended or does not answer; training goes on, records wait in memory until "
         "it "
         "is back (see logs/agent-*.log in the run's folder)");
   }

@@ -64,7 +64,7 @@ TEST(LoadRun, WhatCannotBeReadIsAWarningWithItsLine) {
                                                  "events.jsonl:2: no object, which each line is",
                                                  testing::StartsWith("events.jsonl:4: not valid JSON at byte 10: "),
                                                  R"(metrics.jsonl:1: "batch" is true or false, not a whole number)",
-                                                 "the dump of agent a is missing: no system metrics of its host"))
+                                                 "the dump of the monitor of a is missing: no system metrics of its host"))
       << "a line that its writer did not complete is no damage";
   EXPECT_EQ(run.events.size(), 1u);
   EXPECT_EQ(run.metrics.size(), 1u);

@@ -123,7 +123,7 @@ std::optional<QuotaFacts> cpu_quota_of(const MonitorProfile& monitor) {
   return facts;
 }
 
-AgentSummary summarize_agent(const RunProfile& run, const MonitorProfile& monitor) {
+MonitorSummary summarize_monitor(const RunProfile& run, const MonitorProfile& monitor) {
   MetricValues values;
   std::map<std::int64_t, MetricValues> gpu_values;
   std::map<std::int64_t, GpuLine> gpus;
@@ -132,7 +132,7 @@ AgentSummary summarize_agent(const RunProfile& run, const MonitorProfile& monito
     values.add(sample.metrics);
     for (const auto& [index, metrics] : sample.gpus) gpu_values[index].add(metrics);
   }
-  AgentSummary summary;
+  MonitorSummary summary;
   summary.agent = monitor.agent;
   summary.host = monitor.host;
   summary.samples = static_cast<std::int64_t>(monitor.samples.size());

@@ -55,6 +55,6 @@ struct QuotaFacts {
 };
 std::optional<QuotaFacts> cpu_quota_of(const MonitorProfile& monitor);
 
-AgentSummary summarize_agent(const RunProfile& run, const MonitorProfile& monitor);
+MonitorSummary summarize_monitor(const RunProfile& run, const MonitorProfile& monitor);
 
 }  // namespace dtrain::analysis

@@ -56,14 +56,14 @@ std::vector<float> probabilities(const HostBatch& batch, const Field& label, std
     return result;
   }
   for (std::size_t i = 0; i < rows; ++i) {
-    std::int64_t label = 0;
-    std::memcpy(&label, from + i * sizeof label, sizeof label);
-    if (label < 0 || label >= classes) {
-      throw DataError("a sample has class " + std::to_string(label) +
+    std::int64_t sample_class = 0;
+    std::memcpy(&sample_class, from + i * sizeof sample_class, sizeof sample_class);
+    if (sample_class < 0 || sample_class >= classes) {
+      throw DataError("a sample has class " + std::to_string(sample_class) +
                           ", but the transform says classes: " + std::to_string(classes),
                       "correct classes: of mixup or cutmix");
     }
-    result[i * width + static_cast<std::size_t>(label)] = 1;
+    result[i * width + static_cast<std::size_t>(sample_class)] = 1;
   }
   return result;
 }

@@ -14,6 +14,7 @@
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/screen.h"
 #include "entrypoint.h"
+#include "launch/slurm_submit.h"
 
 namespace dtrain::launcher {
 namespace {

@@ -343,7 +343,7 @@ Outcome run_local(const Attempt& attempt) {
   if (!monitor_status.success() && !lost_records) {
     attempt.events.write("agent_ended", {{"agent", placed.host}, {"status", monitor_status.describe()}});
     attempt.screen.line(
-        "dtrain: warning: the profiling agent of this host did not end as it should: " + monitor_status.describe() +
+        "dtrain: warning: the monitor of this host did not end as it should: " + monitor_status.describe() +
         "; the last records may be missing from the profile, its log is in " + attempt.folder.logs().string());
   }
   return outcome;

@@ -1,4 +1,4 @@
-#include "launch/attempts.h"
+#include "launch/slurm_submit.h"
 
 #include <csignal>
 

@@ -160,7 +160,7 @@ TEST_F(Adapter, LeavesOutTheGPUsOfOthers) {
   EXPECT_EQ(hosts[0].gpus[0].index, 1);
   ASSERT_EQ(hosts[0].samples[0].gpus.size(), 1u);
   EXPECT_EQ(hosts[0].samples[0].gpus[0].util_percent, 50);
-  const auto gpus = summarize(folder_.path()).agents.at(0).gpus;
+  const auto gpus = summarize(folder_.path()).monitors.at(0).gpus;
   ASSERT_EQ(gpus.size(), 3u);
   EXPECT_EQ(gpus[1].rank, 0);
   EXPECT_TRUE(gpus[1].is_of_run);
