@@ -11,7 +11,6 @@
 #include "dtrain/analysis/analysis.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "dtrain/base/json.h"
 #include "dtrain/base/numeric.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"

@@ -1,6 +1,4 @@
 #include <future>
-#include <thread>
-#include <vector>
 
 #include "dtrain/base/limits.h"
 #include "dtrain/base/text.h"

@@ -5,14 +5,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <cstdint>
-#include <set>
 
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
-#include "dtrain/base/error.h"
-#include "dtrain/base/json.h"
 #include "dtrain/base/limits.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/rank/launcher_link.h"

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -16,9 +15,7 @@
 #include <sys/syscall.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
 #include "dtrain/base/limits.h"
-#include "dtrain/rank/screen.h"
 
 namespace dtrain::rank {
 

@@ -3,7 +3,6 @@
 // and lists them. Private to analysis.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <limits>

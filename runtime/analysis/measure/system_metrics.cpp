@@ -15,12 +15,8 @@ bool trains_on_gpus(const RunProfile& run) {
   return !resources || text(*resources, "slot_type") == "cuda";
 }
 
-bool has_gpu(const RankProfile& rank) {
-  return find_object(rank.header, "gpu") != nullptr;
-}
-
 bool ranks_have_gpus(const RunProfile& run) {
-  return std::any_of(run.ranks.begin(), run.ranks.end(), has_gpu);
+  return std::ranges::any_of(run.ranks, [](const RankProfile& rank) { return find_object(rank.header, "gpu"); });
 }
 
 bool has_times_of_gpus(const RunProfile& run) {

@@ -1,7 +1,6 @@
 // The input of all sections (the run, its analysis, and one time axis for all charts), and the charts. Any thread.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>

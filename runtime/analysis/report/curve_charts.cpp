@@ -33,10 +33,6 @@ bool is_metric(CurveKind kind) {
   return kind == CurveKind::kTraining || kind == CurveKind::kValidation;
 }
 
-const char* unit_of(CurveKind kind) {
-  return kind == CurveKind::kThroughput ? "samples/s" : "";
-}
-
 // Returns the groups in order: the loss, the metric by which the model is judged, the others by name, the rates.
 std::vector<CurveGroup> curve_groups(const std::vector<NamedCurves>& runs, const std::string& first_metric) {
   std::vector<std::tuple<int, std::string, CurveKind>> found;
@@ -60,7 +56,7 @@ std::vector<CurveGroup> curve_groups(const std::vector<NamedCurves>& runs, const
       continue;
     }
     const std::string title = is_metric(kind) && !together ? name + " (" + word_of(kind) + ")" : name;
-    groups.push_back({title, unit_of(kind), {kind}, name});
+    groups.push_back({title, kind == CurveKind::kThroughput ? "samples/s" : "", {kind}, name});
   }
   return groups;
 }

@@ -42,11 +42,6 @@ double symmetric_beta(double alpha, RandomStream& random) {
   return 1 / (1 + std::exp(b - a));
 }
 
-// Returns the row before row `i` in a batch of `rows`; before the first comes the last.
-std::size_t before(std::size_t i, std::size_t rows) {
-  return i == 0 ? rows - 1 : i - 1;
-}
-
 std::vector<float> probabilities(const HostBatch& batch, const Field& label, std::int64_t classes) {
   const auto rows = static_cast<std::size_t>(batch.samples), width = static_cast<std::size_t>(classes);
   std::vector<float> result(rows * width);
@@ -77,7 +72,7 @@ void mix_labels(HostBatch& batch, const Field& label, std::int64_t classes, floa
   std::vector<float> row(width);
   for (std::size_t i = 0; i < rows; ++i) {
     const float* const a = own.data() + i * width;
-    const float* const b = own.data() + before(i, rows) * width;
+    const float* const b = own.data() + (i == 0 ? rows - 1 : i - 1) * width;  // the row before; of the first, the last
     for (std::size_t c = 0; c < width; ++c) row[c] = a[c] * share + b[c] * (1 - share);
     std::memcpy(memory.get() + i * width * sizeof(float), row.data(), width * sizeof(float));
   }

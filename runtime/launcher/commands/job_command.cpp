@@ -12,7 +12,6 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
-#include "plan/launch_plan.h"
 
 namespace dtrain::launcher {
 

@@ -6,18 +6,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <limits>
-#include <utility>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
-#include "dtrain/host/cpu.h"
 #include "dtrain/host/network.h"
 #include "dtrain/host/rank_threads.h"
 #include "dtrain/launcher/internal_commands.h"
-#include "dtrain/rank/environment.h"
 #include "dtrain/rank/libtorch.h"
-#include "dtrain/scheduler/cluster_agents.h"
 #include "dtrain/scheduler/core_groups.h"
 #include "plan/launch_plan.h"
 

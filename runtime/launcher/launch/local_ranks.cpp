@@ -10,9 +10,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/unix_socket.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/host/processes.h"
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/scheduler/rank_mark.h"
 #include "entrypoint.h"

@@ -1,11 +1,8 @@
 // The ranks of a run on this machine, each a child of this process with a link of its own. One thread.
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "dtrain/base/clock.h"

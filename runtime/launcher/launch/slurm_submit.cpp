@@ -10,7 +10,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
-#include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/screen.h"

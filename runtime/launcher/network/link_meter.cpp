@@ -7,20 +7,15 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <memory>
-#include <vector>
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
-#include "dtrain/base/json.h"
 #include "dtrain/base/limits.h"
 #include "dtrain/base/numeric.h"
 #include "dtrain/base/text.h"

@@ -5,8 +5,6 @@
 
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>

@@ -13,9 +13,6 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 
-#include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
-#include "dtrain/base/json.h"
 #include "dtrain/base/limits.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/checkpoint/checkpoint.h"
