@@ -25,6 +25,23 @@ TypeFacts facts_of(DataType type) {
   return entry_of(kFacts, type, {"unknown type", 0});
 }
 
+std::string_view name_of(Kind kind) {
+  static constexpr std::string_view kNames[] = {"all_reduce", "reduce_scatter", "reduce_parts",
+                                                "all_gather", "gather_parts",   "broadcast",
+                                                "barrier",    "allocate",       "allocate_common"};
+  return entry_of<std::string_view>(kNames, kind, "unknown operation");
+}
+
+bool has_data(Kind kind) {
+  return kind != Kind::kBarrier && kind != Kind::kAllocate && kind != Kind::kAllocateCommon;
+}
+
+std::string scale_text(const char* what, double scale) {
+  char text[60];
+  std::snprintf(text, sizeof text, ", %s by %.9g", what, scale);
+  return scale == 1.0 ? "" : text;
+}
+
 }  // namespace
 
 std::size_t size_of(DataType type) {
@@ -55,27 +72,6 @@ Part part_of(std::size_t count, DataType type, int rank, int world_size) {
   const auto r = static_cast<std::size_t>(rank);
   return {begin_of(r), begin_of(r + 1)};
 }
-
-namespace {
-
-std::string_view name_of(Kind kind) {
-  static constexpr std::string_view kNames[] = {"all_reduce",   "reduce_scatter", "reduce_parts",
-                                                "all_gather",   "gather_parts",   "broadcast",
-                                                "barrier",      "allocate",       "allocate_common"};
-  return entry_of<std::string_view>(kNames, kind, "unknown operation");
-}
-
-bool has_data(Kind kind) {
-  return kind != Kind::kBarrier && kind != Kind::kAllocate && kind != Kind::kAllocateCommon;
-}
-
-std::string scale_text(const char* what, double scale) {
-  char text[60];
-  std::snprintf(text, sizeof text, ", %s by %.9g", what, scale);
-  return scale == 1.0 ? "" : text;
-}
-
-}  // namespace
 
 std::size_t in_bytes(const Signature& d, int world_size) {
   if (!has_data(d.kind)) return 0;

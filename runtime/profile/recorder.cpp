@@ -25,8 +25,6 @@ constexpr Nanoseconds kFirstPause = std::chrono::milliseconds(100);
 constexpr Nanoseconds kLongestPause = std::chrono::seconds(30);
 constexpr Nanoseconds kFlushPatience = std::chrono::seconds(3);  // for an absent monitor to come back
 
-constexpr PhaseTimes kNoTimes{};
-
 // The period of recording device memory: twice a second, later as often for each doubling of the run's length.
 constexpr Nanoseconds kMemoryPeriod = std::chrono::milliseconds(500);
 constexpr std::int64_t kMemorySamples = 200;
@@ -382,10 +380,6 @@ void Recorder::watch(DeviceMemory* memory) {
   impl_->memory = memory;
   if (memory == nullptr) impl_->in_watched_step = false;  // an exception may have ended the step
   impl_->watched_since = impl_->next_memory = impl_->now();
-}
-
-const PhaseTimes& Recorder::phases() const {
-  return impl_ ? impl_->times : kNoTimes;
 }
 
 void Recorder::collective(const CollectiveRecord& collective) {

@@ -174,6 +174,23 @@ void take_least_processor_time() {
   ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), kLowest);
 }
 
+// The time limit to compare clocks with rank 0: the few round trips take this long only if something else is wrong.
+constexpr std::chrono::seconds kClockTimeout{2};
+constexpr std::chrono::seconds kFlushTimeout{10};
+constexpr std::chrono::seconds kFlushTimeoutAfterFailure{2};
+
+profile::Recorder::Options recorder_options(const Recording::Options& options, const comm::World& world,
+                                            const std::optional<comm::ClockOffset>& compared) {
+  profile::Recorder::Options result{
+      .rank = world.rank, .world_size = world.size, .monitor_socket = options.monitor_socket, .header = options.header};
+  if (compared) {
+    result.header["rank_0_clock"] = {{"time_ns", compared->time.count()},
+                                     {"offset_ns", compared->offset.count()},
+                                     {"error_ns", compared->error.count()}};
+  }
+  return result;
+}
+
 }  // namespace
 
 EventWriter::~EventWriter() {
@@ -291,27 +308,6 @@ std::int64_t EventWriter::finish() {
   const std::scoped_lock lock(file_mutex_);
   return lost_;
 }
-
-namespace {
-
-// The time limit to compare clocks with rank 0: the few round trips take this long only if something else is wrong.
-constexpr std::chrono::seconds kClockTimeout{2};
-constexpr std::chrono::seconds kFlushTimeout{10};
-constexpr std::chrono::seconds kFlushTimeoutAfterFailure{2};
-
-profile::Recorder::Options recorder_options(const Recording::Options& options, const comm::World& world,
-                                            const std::optional<comm::ClockOffset>& compared) {
-  profile::Recorder::Options result{
-      .rank = world.rank, .world_size = world.size, .monitor_socket = options.monitor_socket, .header = options.header};
-  if (compared) {
-    result.header["rank_0_clock"] = {{"time_ns", compared->time.count()},
-                                     {"offset_ns", compared->offset.count()},
-                                     {"error_ns", compared->error.count()}};
-  }
-  return result;
-}
-
-}  // namespace
 
 Recording::Recording(Options options, Membership& membership, RankEvents& events, const Clock& clock, Logger log)
     : membership_(membership),

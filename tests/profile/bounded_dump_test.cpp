@@ -88,7 +88,8 @@ std::int64_t ordinary(std::int64_t batch) {
 Sketch sketch_of(const Json& json) {
   const auto number = [&](const char* key) { return json.at(key).get<std::int64_t>(); };
   const auto bins = json.at("bins").get<std::vector<std::int64_t>>();
-  const auto sketch = Sketch::restore(number("count"), number("sum"), number("min"), number("max"), number("zeros"), bins);
+  const auto sketch =
+      Sketch::restore(number("count"), number("sum"), number("min"), number("max"), number("zeros"), bins);
   EXPECT_TRUE(sketch.has_value()) << json;
   return sketch.value_or(Sketch());
 }

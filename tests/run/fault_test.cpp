@@ -356,8 +356,7 @@ TEST_P(KilledAgent, IsStartedAgain) {
     ASSERT_TRUE(eventually([&] { return run.pid_of("agent") != agent; })) << launch.out();
   }
   EXPECT_EQ(launch.wait().describe(), "exit status 0") << launch.err();
-  EXPECT_EQ(count_of(launch.out(), "the monitor of this host was killed by signal 9 (SIGKILL)"), 2)
-      << launch.out();
+  EXPECT_EQ(count_of(launch.out(), "the monitor of this host was killed by signal 9 (SIGKILL)"), 2) << launch.out();
   EXPECT_THAT(launch.out(), HasSubstr("was killed by signal 9 (SIGKILL) 2 times")) << "the summary";
   for (int rank = 0; rank < 2; ++rank) run.expect_dump_complete(rank);
   run.expect_nothing_left();

@@ -31,7 +31,7 @@ struct Parameter {
   const char* name;
   const char* text;
   std::variant<double, std::int64_t, JudgedSteps> value;  // the default, then the value in effect
-  config::Bounds bounds = {.min = 0, .max = 0};        // of a number
+  config::Bounds bounds = {.min = 0, .max = 0};           // of a number
   const char* unit = "";
 };
 

@@ -92,9 +92,8 @@ void warn_about_monitors(RunProfile& run) {
   }
   for (const auto& [end, count] : ends) {
     const auto& [agent, status] = end;
-    run.warnings.push_back("the monitor of " + agent +
-                           (status.starts_with("killed") ? " was " : " ended with ") + status +
-                           (count > 1 ? " " + std::to_string(count) + " times" : "") +
+    run.warnings.push_back("the monitor of " + agent + (status.starts_with("killed") ? " was " : " ended with ") +
+                           status + (count > 1 ? " " + std::to_string(count) + " times" : "") +
                            ": system metrics are missing from then until it was started again");
   }
 }

@@ -160,9 +160,6 @@ void write_curve_controls(Page& page);
 // Returns the number of charts that did not fit.
 std::size_t write_curve_charts(Page& page, const std::vector<NamedCurves>& runs, const std::string& first_metric);
 
-// "nan or infinite 3 times, first in batch 120"; empty: all its values are finite.
-std::string non_finite_note(const Curve& curve);
-
 // A metric's value with as many digits as matter.
 std::string value_text(double value);
 // "0.412 (batch 9,380)"

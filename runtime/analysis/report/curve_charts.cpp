@@ -18,6 +18,14 @@
 namespace dtrain::analysis::report {
 namespace {
 
+// "nan or infinite 3 times, first in batch 120"; empty: all its values are finite.
+std::string non_finite_note(const Curve& curve) {
+  const std::int64_t count = curve.non_finite();
+  if (count == 0) return {};
+  return fmt::format("nan or infinite {}, first in batch {}", count == 1 ? "once" : count_text(count) + " times",
+                     count_text(*curve.first_non_finite()));
+}
+
 constexpr std::size_t kMostCharts = 40;
 constexpr std::size_t kFewestPoints = 40;
 constexpr int kDigits = 6;
@@ -203,13 +211,6 @@ std::size_t write_curve_charts(Page& page, const std::vector<NamedCurves>& runs,
   for (std::size_t i = 0; i < groups.size(); ++i) page.chart(curve_chart(runs, groups[i], i, points));
   page.end_columns();
   return left_out;
-}
-
-std::string non_finite_note(const Curve& curve) {
-  const std::int64_t count = curve.non_finite();
-  if (count == 0) return {};
-  return fmt::format("nan or infinite {}, first in batch {}", count == 1 ? "once" : count_text(count) + " times",
-                     count_text(*curve.first_non_finite()));
 }
 
 std::string value_text(double value) {

@@ -205,6 +205,16 @@ void answer_meter(UniqueFd fd, const LinkKey& key) {
   }
 }
 
+constexpr std::size_t kLongestErrors = 16 * 1024;
+constexpr int kMostNoise = 200;  // lines that a login may print before the greeting
+
+// Makes a socket for standard input: unlike with a pipe, a write does not kill this process when the reader is gone.
+Pipe make_socket_pair() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw SystemError("cannot make a socket", errno);
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
 }  // namespace
 
 LinkServer::LinkServer(const std::string& address, LinkKey key) : key_(std::move(key)) {
@@ -275,20 +285,6 @@ double measure_bandwidth(const LinkTarget& target, const LinkKey& key, Nanosecon
   if (nanoseconds <= 0) throw CommError("nothing arrived in " + std::to_string(to_seconds(sending)) + " s");
   return bytes * 8 * 1e9 / nanoseconds;
 }
-
-namespace {
-
-constexpr std::size_t kLongestErrors = 16 * 1024;
-constexpr int kMostNoise = 200;  // lines that a login may print before the greeting
-
-// Makes a socket for standard input: unlike with a pipe, a write does not kill this process when the reader is gone.
-Pipe make_socket_pair() {
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw SystemError("cannot make a socket", errno);
-  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
-}
-
-}  // namespace
 
 ProbeSession::ProbeSession(std::string host, const std::vector<std::string>& command)
     : host_(std::move(host)), program_(command.front()), process_([&] {

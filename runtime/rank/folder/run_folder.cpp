@@ -44,6 +44,9 @@ fs::path make_numbered(const std::string& name) {
   return path;
 }
 
+constexpr const char* kDeleted = " (deleted)";  // the kernel's words
+constexpr const char* kMoved = "was moved to ";
+
 }  // namespace
 
 std::string folder_name(const std::string& name) {
@@ -124,13 +127,6 @@ Json run_ended(ExitCode exit_code, const std::string& cause) {
   if (!cause.empty()) fields["cause"] = cause;
   return fields;
 }
-
-namespace {
-
-constexpr const char* kDeleted = " (deleted)";  // the kernel's words
-constexpr const char* kMoved = "was moved to ";
-
-}  // namespace
 
 FolderWatch::FolderWatch(fs::path folder)
     : folder_(std::move(folder)), fd_(::open(folder_.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)) {

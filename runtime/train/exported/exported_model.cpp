@@ -81,8 +81,7 @@ std::vector<at::Tensor> ExportedModel::tensors_of(const torch::nn::Module& train
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const Stored& stored = program_.stored[i];
     if (!is_registered(stored)) continue;
-    const std::string what =
-        (stored.kind == Stored::Kind::kParameter ? "parameter '" : "buffer '") + stored.name + "'";
+    const std::string what = (stored.kind == Stored::Kind::kParameter ? "parameter '" : "buffer '") + stored.name + "'";
     const auto found = of_trained.find(stored.name);
     if (found == of_trained.end()) {
       throw ConfigError("model: " + archive_.file().string() + " has a " + what + ", which " + trained_file.string() +

@@ -12,7 +12,6 @@
 #include <span>
 #include <vector>
 
-
 namespace dtrain::profile {
 
 class Sketch {
