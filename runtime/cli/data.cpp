@@ -284,16 +284,13 @@ Json to_json(const PictureData& data, const PictureFacts& facts) {
 }
 
 std::string range_text(const Json& spread) {
-  return std::to_string(spread["min"].get<std::int64_t>()) + " to " +
-         std::to_string(spread["max"].get<std::int64_t>()) + ", median " +
-         std::to_string(spread["median"].get<std::int64_t>());
+  return spread["min"].dump() + " to " + spread["max"].dump() + ", median " + spread["median"].dump();
 }
 
 std::string to_text(const Json& json) {
   constexpr std::size_t kShownClasses = 20;
   std::string text = json["data"].get<std::string>() + " (" + json["format"].get<std::string>() +
-                     "): " + std::to_string(json["samples"].get<std::int64_t>()) + " samples; of " +
-                     std::to_string(json["looked_at"].get<std::int64_t>()) + " of them:\n";
+                     "): " + json["samples"].dump() + " samples; of " + json["looked_at"].dump() + " of them:\n";
   if (!json["bytes"].is_null()) {
     text += "  a file: " + format_bytes(json["bytes"]["min"].get<double>()) + " to " +
             format_bytes(json["bytes"]["max"].get<double>()) + ", median " +
@@ -306,9 +303,9 @@ std::string to_text(const Json& json) {
   text += "  " + count_of(classes.size(), "class") + ":\n";
   for (std::size_t i = 0; i < std::min(classes.size(), kShownClasses); ++i) {
     const Json& of_class = classes[i];
-    text += "    " + std::to_string(of_class["class"].get<std::int64_t>()) +
+    text += "    " + of_class["class"].dump() +
             (of_class["name"].is_null() ? "" : " (" + of_class["name"].get<std::string>() + ")") + ": " +
-            std::to_string(of_class["samples"].get<std::int64_t>()) + "\n";
+            of_class["samples"].dump() + "\n";
   }
   if (classes.size() > kShownClasses) text += "    … (--json has all)\n";
   for (const Json& damage : json["damaged"]) text += "  DAMAGED: " + damage.get<std::string>() + "\n";

@@ -14,6 +14,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/limits.h"
@@ -34,8 +35,13 @@ void set_up(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent_bytes, sizeof unsent_bytes);
 }
 
-}  // namespace
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t size = 0;
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+};
 
+// CommError: `address` is no IP address.
 SocketAddress socket_address(const std::string& address, int port) {
   const auto ip = host::network_of(address);
   if (!ip) throw CommError("'" + address + "' is no IP address");
@@ -55,6 +61,8 @@ SocketAddress socket_address(const std::string& address, int port) {
   }
   return result;
 }
+
+}  // namespace
 
 LinkStream::LinkStream(UniqueFd fd, Time deadline) : fd_(std::move(fd)), deadline_(deadline) {
   set_up(fd_.get());
