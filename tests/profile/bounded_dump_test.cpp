@@ -10,6 +10,7 @@
 #include <functional>
 #include <random>
 
+#include "../harness/sketch_json.h"
 #include "support.h"
 
 namespace dtrain::profile {
@@ -86,10 +87,7 @@ std::int64_t ordinary(std::int64_t batch) {
 }
 
 Sketch sketch_of(const Json& json) {
-  const auto number = [&](const char* key) { return json.at(key).get<std::int64_t>(); };
-  const auto bins = json.at("bins").get<std::vector<std::int64_t>>();
-  const auto sketch =
-      Sketch::restore(number("count"), number("sum"), number("min"), number("max"), number("zeros"), bins);
+  const auto sketch = sketch_of_json(json);
   EXPECT_TRUE(sketch.has_value()) << json;
   return sketch.value_or(Sketch());
 }

@@ -36,7 +36,7 @@ Sketch sketch_from(const std::vector<std::int64_t>& values) {
   return sketch;
 }
 
-// The numbers of a sketch, as dumps have them.
+// The numbers of a sketch.
 struct Numbers {
   explicit Numbers(const Sketch& sketch)
       : count(sketch.count()), sum(sketch.sum()), min(sketch.min()), max(sketch.max()), zeros(sketch.zeros()) {
