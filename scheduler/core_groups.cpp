@@ -154,6 +154,12 @@ CoreUnit unit_of(const host::Core& core) {
   return {core.number, core.node, core.package, core.kind};
 }
 
+std::vector<std::vector<int>> cpus_of(std::span<const host::Core> cores) {
+  std::vector<std::vector<int>> cpus;
+  for (const host::Core& core : cores) cpus.push_back(core.cpus);
+  return cpus;
+}
+
 std::vector<int> cpus_of(std::span<const host::Core> cores, std::span<const int> numbers) {
   std::vector<int> cpus;
   for (const host::Core& core : cores) {

@@ -5,99 +5,31 @@
 
 namespace dtrain::comm {
 
-std::size_t size_of(DataType type) {
-  switch (type) {
-    case DataType::kUint8:
-      return 1;
-    case DataType::kFloat16:
-    case DataType::kBfloat16:
-      return 2;
-    case DataType::kInt32:
-    case DataType::kFloat32:
-      return 4;
-    case DataType::kInt64:
-    case DataType::kFloat64:
-      return 8;
-  }
-  return 0;
-}
-
-bool is_floating(DataType type) {
-  return type == DataType::kFloat16 || type == DataType::kBfloat16 || type == DataType::kFloat32 ||
-         type == DataType::kFloat64;
-}
-
-std::string_view name_of(DataType type) {
-  switch (type) {
-    case DataType::kUint8:
-      return "uint8";
-    case DataType::kInt32:
-      return "int32";
-    case DataType::kInt64:
-      return "int64";
-    case DataType::kFloat16:
-      return "float16";
-    case DataType::kBfloat16:
-      return "bfloat16";
-    case DataType::kFloat32:
-      return "float32";
-    case DataType::kFloat64:
-      return "float64";
-  }
-  return "unknown type";
-}
-
-std::string_view name_of(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return "sum";
-    case ReduceOp::kMean:
-      return "mean";
-    case ReduceOp::kMin:
-      return "min";
-    case ReduceOp::kMax:
-      return "max";
-    case ReduceOp::kProduct:
-      return "product";
-  }
-  return "unknown reduction";
-}
-
-Part part_of(std::size_t count, DataType type, int rank, int world_size) {
-  const std::size_t line = 64 / size_of(type);  // elements
-  const std::size_t lines = (count + line - 1) / line;
-  const auto ranks = static_cast<std::size_t>(world_size);
-  const auto begin_of = [&](std::size_t r) {
-    return std::min(count, (lines / ranks * r + std::min(r, lines % ranks)) * line);
-  };
-  const auto r = static_cast<std::size_t>(rank);
-  return {begin_of(r), begin_of(r + 1)};
-}
-
 namespace {
 
+// Enumerators come from peers, too, so a number may be beyond the last one.
+template <typename Facts, std::size_t kCount, typename Enum>
+Facts entry_of(const Facts (&table)[kCount], Enum enumerator, Facts otherwise) {
+  const auto number = static_cast<std::size_t>(enumerator);
+  return number < kCount ? table[number] : otherwise;
+}
+
+struct TypeFacts {
+  std::string_view name;
+  std::size_t bytes;
+};
+
+TypeFacts facts_of(DataType type) {
+  static constexpr TypeFacts kFacts[] = {{"uint8", 1},    {"int32", 4},   {"int64", 8},  {"float16", 2},
+                                         {"bfloat16", 2}, {"float32", 4}, {"float64", 8}};
+  return entry_of(kFacts, type, {"unknown type", 0});
+}
+
 std::string_view name_of(Kind kind) {
-  switch (kind) {
-    case Kind::kAllReduce:
-      return "all_reduce";
-    case Kind::kReduceScatter:
-      return "reduce_scatter";
-    case Kind::kReduceParts:
-      return "reduce_parts";
-    case Kind::kAllGather:
-      return "all_gather";
-    case Kind::kGatherParts:
-      return "gather_parts";
-    case Kind::kBroadcast:
-      return "broadcast";
-    case Kind::kBarrier:
-      return "barrier";
-    case Kind::kAllocate:
-      return "allocate";
-    case Kind::kAllocateCommon:
-      return "allocate_common";
-  }
-  return "unknown operation";
+  static constexpr std::string_view kNames[] = {"all_reduce", "reduce_scatter", "reduce_parts",
+                                                "all_gather", "gather_parts",   "broadcast",
+                                                "barrier",    "allocate",       "allocate_common"};
+  return entry_of<std::string_view>(kNames, kind, "unknown operation");
 }
 
 bool has_data(Kind kind) {
@@ -111,6 +43,35 @@ std::string scale_text(const char* what, double scale) {
 }
 
 }  // namespace
+
+std::size_t size_of(DataType type) {
+  return facts_of(type).bytes;
+}
+
+bool is_floating(DataType type) {
+  return type == DataType::kFloat16 || type == DataType::kBfloat16 || type == DataType::kFloat32 ||
+         type == DataType::kFloat64;
+}
+
+std::string_view name_of(DataType type) {
+  return facts_of(type).name;
+}
+
+std::string_view name_of(ReduceOp op) {
+  static constexpr std::string_view kNames[] = {"sum", "mean", "min", "max", "product"};
+  return entry_of<std::string_view>(kNames, op, "unknown reduction");
+}
+
+Part part_of(std::size_t count, DataType type, int rank, int world_size) {
+  const std::size_t line = 64 / size_of(type);  // elements
+  const std::size_t lines = (count + line - 1) / line;
+  const auto ranks = static_cast<std::size_t>(world_size);
+  const auto begin_of = [&](std::size_t r) {
+    return std::min(count, (lines / ranks * r + std::min(r, lines % ranks)) * line);
+  };
+  const auto r = static_cast<std::size_t>(rank);
+  return {begin_of(r), begin_of(r + 1)};
+}
 
 std::size_t in_bytes(const Signature& d, int world_size) {
   if (!has_data(d.kind)) return 0;

@@ -10,7 +10,6 @@
 
 #include "control/socket.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/text.h"
 
 namespace dtrain::comm {
 namespace {

@@ -1,13 +1,11 @@
 #include "dtrain/comm/host_share.h"
 
 #include <set>
-#include <vector>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
-#include "dtrain/comm/control.h"
 
 namespace dtrain::comm {
 namespace {

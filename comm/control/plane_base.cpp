@@ -7,7 +7,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/limits.h"
 #include "dtrain/base/text.h"
-#include "dtrain/comm/control.h"
 #include "dtrain/comm/handshake.h"
 
 namespace dtrain::comm {
@@ -132,19 +131,10 @@ std::string PlaneBase::seconds_of_timeout() const {
 }
 
 std::string_view name_of(PeerState state) {
-  switch (state) {
-    case PeerState::kConnecting:
-      return "never connected";
-    case PeerState::kAlive:
-      return "late: its heartbeats come";
-    case PeerState::kLate:
-      return "stopped: no heartbeats";
-    case PeerState::kGone:
-      return "dead: connection lost";
-    case PeerState::kFinished:
-      return "finished";
-  }
-  return "unknown state";
+  static constexpr std::string_view kNames[] = {"never connected", "late: its heartbeats come",
+                                                "stopped: no heartbeats", "dead: connection lost", "finished"};
+  const auto number = static_cast<std::size_t>(state);  // from rank 0's message
+  return number < std::size(kNames) ? kNames[number] : "unknown state";
 }
 
 std::string failure_text(const RankFailure& failure) {

@@ -4,13 +4,11 @@
 
 #include <algorithm>
 #include <set>
-#include <thread>
 
 #include <asio/dispatch.hpp>
 #include <asio/post.hpp>
 
 #include "control/protocol.h"
-#include "control/socket.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/comm/control.h"

@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <future>
-#include <memory>
-#include <utility>
 
 #include "dtrain/base/limits.h"
 #include "dtrain/base/subprocess.h"

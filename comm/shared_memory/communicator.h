@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "collective/issuing.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/numeric.h"
 #include "dtrain/comm/backends.h"
@@ -109,7 +110,7 @@ class Operation final : public WorkState {
   WorkTiming timing_;
 };
 
-class SharedMemoryCommunicator final : public Communicator {
+class SharedMemoryCommunicator final : public IssuingCommunicator {
  public:
   explicit SharedMemoryCommunicator(SharedMemorySetup setup);
   ~SharedMemoryCommunicator() override;
@@ -121,15 +122,6 @@ class SharedMemoryCommunicator final : public Communicator {
 
   std::unique_ptr<Buffer> allocate(std::size_t bytes) override;
   std::unique_ptr<Buffer> allocate_common(std::size_t bytes) override;
-  using Communicator::all_reduce;
-  Work all_reduce(const void* in, void* out, std::size_t count, DataType type, const ReduceOptions& options) override;
-  Work reduce_scatter(const void* in, void* out, std::size_t count, DataType type,
-                      const ReduceOptions& options) override;
-  Work all_gather(const void* in, void* out, std::size_t count, DataType type, int bucket) override;
-  Work reduce_parts(void* data, std::size_t count, DataType type, const ReduceOptions& options) override;
-  Work gather_parts(void* data, std::size_t count, DataType type, int bucket) override;
-  Work broadcast(void* data, std::size_t count, DataType type, int root) override;
-  Work barrier() override;
   void begin_group() override;
   void end_group() override;
   void progress() override;
@@ -142,8 +134,7 @@ class SharedMemoryCommunicator final : public Communicator {
   using Shared = std::shared_ptr<Operation>;
 
   // issue.cpp
-  Descriptor reduction(Kind kind, std::size_t count, DataType type, const ReduceOptions& options) const;
-  Work issue(Descriptor descriptor, const void* in, void* out);
+  Work issue(const Descriptor& unnumbered, const void* in, void* out) override;
   Shared make_operation(const Descriptor& descriptor, const void* in, void* out);
   void publish();  // shows the issued operations to the peers
   std::shared_ptr<Region> allocate_region(Kind kind, std::size_t bytes);

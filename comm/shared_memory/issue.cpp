@@ -1,7 +1,6 @@
-// Issues the communicator's operations: checks their arguments and announces them to the peers.
+// Issues the communicator's operations: announces them to the peers.
 #include <cstring>
 
-#include "collective/descriptor.h"
 #include "dtrain/base/error.h"
 #include "shared_memory/communicator.h"
 
@@ -19,28 +18,16 @@ class CommonBuffer final : public Buffer {
   std::size_t bytes_;
 };
 
-Descriptor issued_descriptor(Kind kind, std::size_t count, DataType type) {
-  Descriptor descriptor;
-  descriptor.kind = kind;
-  descriptor.count = count;
-  descriptor.type = type;
-  return descriptor;
-}
-
 }  // namespace
 
 std::shared_ptr<Region> SharedMemoryCommunicator::allocate_region(Kind kind, std::size_t bytes) {
-  Descriptor descriptor;
-  descriptor.kind = kind;
-  descriptor.count = bytes;
-  if (group_open_) throw CommError(describe(descriptor) + " was called inside a group, which it cannot be part of");
-  issue(descriptor, nullptr, nullptr).wait();  // all agree on the size, and no operation is outstanding
+  agree(kind, bytes, group_open_);  // on the size; no operation is outstanding then
   // Rank 0 can name the missing ranks, so it reports first.
   const Nanoseconds deadline = now() + setup_.options.timeout + (rank_ == 0 ? Nanoseconds{0} : kRankZeroHeadStart);
   const auto check = [&](const std::function<std::string()>& missing) {
     throw_if_aborted();
     if (now() > deadline) {
-      throw CommError(describe(descriptor) +
+      throw CommError(describe(Signature{.count = bytes, .kind = kind}) +
                       " timed out while the ranks exchanged their memory; missing: " + missing());
     }
   };
@@ -59,61 +46,6 @@ std::unique_ptr<Buffer> SharedMemoryCommunicator::allocate(std::size_t bytes) {
 
 std::unique_ptr<Buffer> SharedMemoryCommunicator::allocate_common(std::size_t bytes) {
   return std::make_unique<CommonBuffer>(allocate_region(Kind::kAllocateCommon, bytes), bytes);
-}
-
-Descriptor SharedMemoryCommunicator::reduction(Kind kind, std::size_t count, DataType type,
-                                               const ReduceOptions& options) const {
-  Descriptor descriptor = issued_descriptor(kind, count, type);
-  descriptor.op = options.op;
-  descriptor.pre_scale = options.pre_scale;
-  descriptor.post_scale = options.post_scale;
-  descriptor.bucket = options.bucket;
-  if (!is_floating(type) && (options.op == ReduceOp::kMean || options.pre_scale != 1.0 || options.post_scale != 1.0)) {
-    throw CommError(describe(descriptor) + ": mean and scaling need a floating point type",
-                    "sum the integers and divide the result");
-  }
-  return descriptor;
-}
-
-Work SharedMemoryCommunicator::all_reduce(const void* in, void* out, std::size_t count, DataType type,
-                                          const ReduceOptions& options) {
-  return issue(reduction(Kind::kAllReduce, count, type, options), in, out);
-}
-
-Work SharedMemoryCommunicator::reduce_scatter(const void* in, void* out, std::size_t count, DataType type,
-                                              const ReduceOptions& options) {
-  return issue(reduction(Kind::kReduceScatter, count, type, options), in, out);
-}
-
-Work SharedMemoryCommunicator::reduce_parts(void* data, std::size_t count, DataType type,
-                                            const ReduceOptions& options) {
-  return issue(reduction(Kind::kReduceParts, count, type, options), data, data);
-}
-
-Work SharedMemoryCommunicator::all_gather(const void* in, void* out, std::size_t count, DataType type, int bucket) {
-  Descriptor descriptor = issued_descriptor(Kind::kAllGather, count, type);
-  descriptor.bucket = bucket;
-  return issue(descriptor, in, out);
-}
-
-Work SharedMemoryCommunicator::gather_parts(void* data, std::size_t count, DataType type, int bucket) {
-  Descriptor descriptor = issued_descriptor(Kind::kGatherParts, count, type);
-  descriptor.bucket = bucket;
-  return issue(descriptor, data, data);
-}
-
-Work SharedMemoryCommunicator::broadcast(void* data, std::size_t count, DataType type, int root) {
-  if (root < 0 || root >= world_size_) {
-    throw CommError("broadcast: there is no rank " + std::to_string(root) + " in a world of " +
-                    std::to_string(world_size_));
-  }
-  Descriptor descriptor = issued_descriptor(Kind::kBroadcast, count, type);
-  descriptor.root = root;
-  return issue(descriptor, data, data);
-}
-
-Work SharedMemoryCommunicator::barrier() {
-  return issue(Descriptor{}, nullptr, nullptr);
 }
 
 void SharedMemoryCommunicator::begin_group() {
@@ -138,19 +70,19 @@ SharedMemoryCommunicator::Shared SharedMemoryCommunicator::make_operation(const 
   return std::move(spare_);
 }
 
-Work SharedMemoryCommunicator::issue(Descriptor descriptor, const void* in, void* out) {
+Work SharedMemoryCommunicator::issue(const Descriptor& unnumbered, const void* in, void* out) {
   Announcement& slot = own_.slot(sequence_);
   take_back(reinterpret_cast<std::byte*>(&slot), kCacheLine);
   take_back(slot.more, kCacheLine);
   const Nanoseconds began = now();
   const Nanoseconds worked_before = worked_;
   throw_if_aborted();
+  Descriptor descriptor = unnumbered;
   descriptor.sequence = sequence_;
   Shared operation = make_operation(descriptor, in, out);
   Transfer& transfer = operation->transfer_;
   std::byte* const payload = slot.payload(transfer.in_bytes());
   if (payload == slot.more && transfer.is_inline()) take_back(payload, transfer.in_bytes());
-  if (transfer.payload() != 0 && (!in || !out)) throw CommError(describe(descriptor) + ": the data pointer is null");
   operation->timing_.enqueued = began;
   if (sequence_ >= kRingSlots) wait_for_slot(*operation);
 

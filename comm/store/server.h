@@ -3,7 +3,6 @@
 // request may take. None of them can write.
 #pragma once
 
-#include <chrono>
 #include <list>
 #include <map>
 #include <memory>
@@ -11,7 +10,6 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include <asio/io_context.hpp>
 #include <asio/ip/tcp.hpp>

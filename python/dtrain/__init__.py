@@ -68,7 +68,7 @@ if _util.find_spec("torch") is not None:
 
     from . import data
     from ._native import ConfigError, DataError, Error
-    from .division import divided, divisible
+    from .sample_division import divided, divisible
     from .session import Session, init
     from .trial import Callback, Context, Metric, Trial, run_trial
 

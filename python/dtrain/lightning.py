@@ -38,7 +38,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_z
 from . import _native, averages, optim, patches
 from . import session as sessions
 from ._native import ConfigError, Error, ScriptLoop
-from .division import Source, divided
+from .sample_division import Source, divided
 from .script_start import EPOCHS_OF_SCRIPTS
 
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import _native, optim
-from .division import Source
+from .sample_division import Source
 
 if TYPE_CHECKING:
     from .session import Session

@@ -16,7 +16,7 @@ from . import _native, exits, moving, optim, patches
 from .averages import AveragedBackward, LaterBackward
 from .collectives import Collectives
 from .data import DataSet, Loader
-from .division import Source
+from .sample_division import Source
 from .script_loader import ScriptLoader, ScriptState
 from .script_start import ScriptContext, arguments_of
 

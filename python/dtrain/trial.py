@@ -11,7 +11,7 @@ import torch
 
 from . import _native, moving, optim, patches
 from .data import DataSet, Loader, _given
-from .division import Source
+from .sample_division import Source
 from .seeds import drawn_alike, seed_python
 
 M = TypeVar("M", bound=torch.nn.Module)

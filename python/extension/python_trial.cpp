@@ -38,7 +38,7 @@ struct Given {
   }
 };
 
-// The batches of a Python object with these methods (dtrain/division.py):
+// The batches of a Python object with these methods (dtrain/sample_division.py):
 // epoch(number: int, skip: int) -> iterator     length() -> int | None     samples() -> int | None and, for the last
 // returned batch, `count` (Batch::samples) and `global_samples`.
 class PythonSource final : public BatchSource {

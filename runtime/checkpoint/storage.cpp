@@ -12,13 +12,11 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/untrusted.h"
-#include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/checkpoint/saver.h"
 
 namespace dtrain::checkpoints {

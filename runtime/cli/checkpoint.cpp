@@ -36,7 +36,7 @@ Marks marks_of(const std::vector<checkpoints::Entry>& entries) {
   return marks;
 }
 
-Json list_json(const Checkpoints& found) {
+Json list_json(const NamedCheckpoints& found) {
   const Marks marks = marks_of(found.entries);
   const SystemClock clock;
   Json list = Json::array();
@@ -50,7 +50,7 @@ Json list_json(const Checkpoints& found) {
   return list;
 }
 
-std::string list_text(const Checkpoints& found) {
+std::string list_text(const NamedCheckpoints& found) {
   if (found.entries.empty()) return "no checkpoints in " + found.storage.string() + "\n";
   const Marks marks = marks_of(found.entries);
   const SystemClock clock;
@@ -84,7 +84,7 @@ void add_checkpoint_list(CLI::App& checkpoint) {
       "with the best\nsearcher.metric, the latest is what `dtrain launch --continue` goes on from. "
       "Weights of one that is\nnot finite have become NaN or infinite: `dtrain checkpoint describe` names one.");
   command->callback([arguments] {
-    const Checkpoints found = find_checkpoints(arguments->name);
+    const NamedCheckpoints found = find_checkpoints(arguments->name);
     print_answer(
         arguments->json, [&] { return list_json(found); }, [&] { return list_text(found); });
   });
@@ -104,7 +104,7 @@ void add_checkpoint_verify(CLI::App& checkpoint, ExitCode* exit_code) {
   command->add_option("STEP", arguments->step, std::string(kStepHelp) + " (default: all of the run)");
   add_json(*command, arguments->json);
   command->callback([arguments, exit_code] {
-    const Checkpoints found = find_checkpoints(arguments->run);
+    const NamedCheckpoints found = find_checkpoints(arguments->run);
     std::vector<checkpoints::Entry> wanted = found.entries;
     if (!arguments->step.empty()) wanted = {choose(found, arguments->step)};
     if (wanted.empty()) throw ConfigError("there are no checkpoints in " + found.storage.string());
@@ -247,7 +247,7 @@ void add_checkpoint_describe(CLI::App& checkpoint) {
   command->add_option("STEP", arguments->step, std::string(kStepHelp) + " (default: latest)");
   add_json(*command, arguments->json);
   command->callback([arguments] {
-    const Checkpoints found = find_checkpoints(arguments->run);
+    const NamedCheckpoints found = find_checkpoints(arguments->run);
     const checkpoints::Entry& entry = choose(found, arguments->step);
     print_answer(
         arguments->json, [&] { return describe_json(entry); }, [&] { return describe_text(entry); });
@@ -270,7 +270,7 @@ std::optional<std::int64_t> number_of(std::string_view step) {
   return number && *number >= 0 ? number : std::nullopt;
 }
 
-std::string steps_of(const Checkpoints& checkpoints) {
+std::string steps_of(const NamedCheckpoints& checkpoints) {
   std::vector<std::string> steps;
   for (const checkpoints::Entry& entry : checkpoints.entries) steps.push_back(std::to_string(entry.about.step));
   return steps.empty() ? "there are none" : "there are: " + join(steps, ", ");
@@ -303,17 +303,17 @@ CLI::Option* add_run_or_checkpoint(CLI::App& command, std::string& run) {
       ->required();
 }
 
-Checkpoints find_checkpoints(const std::string& name) {
+NamedCheckpoints find_checkpoints(const std::string& name) {
   fs::path path = fs::absolute(name).lexically_normal();
   if (path.filename().empty()) path = path.parent_path();
   if (is_checkpoint(path)) return {std::nullopt, path.parent_path(), {checkpoints::look_at(path)}};
-  Checkpoints found{rank::find_run(name), {}, {}};
+  NamedCheckpoints found{rank::find_run(name), {}, {}};
   found.storage = rank::find_checkpoint_folder(*found.run);
   found.entries = checkpoints::list(found.storage);
   return found;
 }
 
-const checkpoints::Entry& choose(const Checkpoints& checkpoints, const std::string& step) {
+const checkpoints::Entry& choose(const NamedCheckpoints& checkpoints, const std::string& step) {
   const auto& entries = checkpoints.entries;
   const auto there = [&](std::int64_t wanted) {
     return std::find_if(entries.begin(), entries.end(), [&](const auto& entry) { return entry.about.step == wanted; });

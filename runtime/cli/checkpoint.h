@@ -19,18 +19,18 @@ inline constexpr const char* kStepHelp =
     "Which checkpoint: the number of batches done (120 or step-120), best or latest";
 
 // The checkpoints that such an argument names: all checkpoints of a run, or one.
-struct Checkpoints {
+struct NamedCheckpoints {
   std::optional<rank::RunFolder> run;  // empty: a checkpoint's folder was named
   std::filesystem::path storage;
   std::vector<checkpoints::Entry> entries;  // the oldest first
 };
 // ConfigError: there is no such run.
-Checkpoints find_checkpoints(const std::string& name);
+NamedCheckpoints find_checkpoints(const std::string& name);
 
 // Returns the checkpoint that `step` ("120", "step-120", "best", "latest") names. `latest` is the newest that nothing
 // is known against. Without `step` returns the latest of a run, or the checkpoint whose folder was named, also a
 // damaged one. ConfigError lists the steps that there are.
-const checkpoints::Entry& choose(const Checkpoints& checkpoints, const std::string& step);
+const checkpoints::Entry& choose(const NamedCheckpoints& checkpoints, const std::string& step);
 
 // "step 120"
 std::string step_text(const checkpoints::Entry& entry);

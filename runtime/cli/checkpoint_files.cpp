@@ -26,7 +26,7 @@ struct DeleteArguments {
   bool yes = false, force = false;
 };
 
-void refuse_in_use(const Checkpoints& found) {
+void refuse_in_use(const NamedCheckpoints& found) {
   const bool in_progress = found.run && !rank::is_over(*found.run);
   if (!in_progress && checkpoints::wait_for_savers(found.storage, std::chrono::milliseconds(0))) return;
   throw ConfigError("a run is in progress that uses the checkpoints in " + found.storage.string(),
@@ -133,7 +133,7 @@ void add_checkpoint_delete(CLI::App& checkpoint) {
   command->add_flag("-y,--yes", arguments->yes, "Do not ask");
   command->add_flag("--force", arguments->force, "Also the only one that is whole");
   command->callback([arguments] {
-    const Checkpoints found = find_checkpoints(arguments->run);
+    const NamedCheckpoints found = find_checkpoints(arguments->run);
     std::vector<checkpoints::Entry> doomed;
     if (!found.run && arguments->after) {
       throw ConfigError(arguments->run + " is one checkpoint, and --after chooses from those of a run",
@@ -203,7 +203,7 @@ void add_checkpoint_export(CLI::App& checkpoint, ExitCode* exit_code) {
     }
     const auto output = std::filesystem::absolute(arguments->output).lexically_normal();
     check_output(output, arguments->force);
-    const Checkpoints found = find_checkpoints(arguments->run);
+    const NamedCheckpoints found = find_checkpoints(arguments->run);
     const checkpoints::Entry& entry = choose(found, arguments->step);
     std::filesystem::path eval_output;
     if (model && arguments->model.empty() && entry.about.run.contains("eval_model")) {

@@ -221,7 +221,7 @@ struct InspectArguments {
   bool check = false, json = false;
 };
 
-struct Facts {
+struct PictureFacts {
   std::int64_t looked_at = 0;
   std::map<std::int64_t, std::int64_t> of_class;  // samples
   std::vector<std::int64_t> bytes;
@@ -237,8 +237,8 @@ Json spread(std::vector<Number> values) {
 }
 
 // Reads samples from all over the data set.
-Facts look(const PictureData& data, const InspectArguments& arguments) {
-  Facts facts;
+PictureFacts look(const PictureData& data, const InspectArguments& arguments) {
+  PictureFacts facts;
   const std::int64_t all = data.source->size();
   facts.looked_at = arguments.check ? all : std::min(arguments.samples, all);
   for (std::int64_t i = 0; i < facts.looked_at; ++i) {
@@ -263,7 +263,7 @@ Facts look(const PictureData& data, const InspectArguments& arguments) {
   return facts;
 }
 
-Json to_json(const PictureData& data, const Facts& facts) {
+Json to_json(const PictureData& data, const PictureFacts& facts) {
   Json classes = Json::array();
   for (const auto& [label, count] : facts.of_class) {
     const bool known = label >= 0 && static_cast<std::size_t>(label) < data.classes.size();
@@ -284,16 +284,13 @@ Json to_json(const PictureData& data, const Facts& facts) {
 }
 
 std::string range_text(const Json& spread) {
-  return std::to_string(spread["min"].get<std::int64_t>()) + " to " +
-         std::to_string(spread["max"].get<std::int64_t>()) + ", median " +
-         std::to_string(spread["median"].get<std::int64_t>());
+  return spread["min"].dump() + " to " + spread["max"].dump() + ", median " + spread["median"].dump();
 }
 
 std::string to_text(const Json& json) {
   constexpr std::size_t kShownClasses = 20;
   std::string text = json["data"].get<std::string>() + " (" + json["format"].get<std::string>() +
-                     "): " + std::to_string(json["samples"].get<std::int64_t>()) + " samples; of " +
-                     std::to_string(json["looked_at"].get<std::int64_t>()) + " of them:\n";
+                     "): " + json["samples"].dump() + " samples; of " + json["looked_at"].dump() + " of them:\n";
   if (!json["bytes"].is_null()) {
     text += "  a file: " + format_bytes(json["bytes"]["min"].get<double>()) + " to " +
             format_bytes(json["bytes"]["max"].get<double>()) + ", median " +
@@ -306,9 +303,9 @@ std::string to_text(const Json& json) {
   text += "  " + count_of(classes.size(), "class") + ":\n";
   for (std::size_t i = 0; i < std::min(classes.size(), kShownClasses); ++i) {
     const Json& of_class = classes[i];
-    text += "    " + std::to_string(of_class["class"].get<std::int64_t>()) +
+    text += "    " + of_class["class"].dump() +
             (of_class["name"].is_null() ? "" : " (" + of_class["name"].get<std::string>() + ")") + ": " +
-            std::to_string(of_class["samples"].get<std::int64_t>()) + "\n";
+            of_class["samples"].dump() + "\n";
   }
   if (classes.size() > kShownClasses) text += "    … (--json has all)\n";
   for (const Json& damage : json["damaged"]) text += "  DAMAGED: " + damage.get<std::string>() + "\n";
@@ -327,7 +324,7 @@ void add_data_inspect(CLI::App& data, ExitCode* exit_code) {
   command->footer("Exit codes: 0, or 1 if a picture is damaged.");
   command->callback([arguments, exit_code] {
     const PictureData found = open_picture_data(arguments->data);
-    const Facts facts = look(found, *arguments);
+    const PictureFacts facts = look(found, *arguments);
     Json json = to_json(found, facts);
     print_answer(
         arguments->json, [&] { return std::move(json); }, [&] { return to_text(json); });

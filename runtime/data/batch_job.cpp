@@ -217,9 +217,9 @@ std::shared_ptr<std::byte> BatchPool::take(std::size_t bytes) {
   {
     const std::lock_guard lock(mutex_);
     auto best = idle_.end();
-    for (auto buffer = idle_.begin(); buffer != idle_.end(); ++buffer) {
-      const bool fits = buffer->bytes >= bytes && buffer->bytes / 2 <= bytes;
-      if (fits && (best == idle_.end() || buffer->bytes <= best->bytes)) best = buffer;
+    for (auto idle = idle_.begin(); idle != idle_.end(); ++idle) {
+      const bool fits = idle->bytes >= bytes && idle->bytes / 2 <= bytes;
+      if (fits && (best == idle_.end() || idle->bytes <= best->bytes)) best = idle;
     }
     if (best != idle_.end()) {
       buffer = *best;

@@ -132,6 +132,19 @@ std::string first_label(const std::string& name) {
   return name.substr(0, name.find('.'));
 }
 
+// Returns the interface of the default route (IPv4).
+std::string default_interface() {
+  const std::string text = read_proc_file("/proc/net/route").value_or("");
+  Fields lines(text, '\n');
+  lines.skip(1);  // the heading
+  while (const auto line = lines.next()) {
+    Fields fields(*line, '\t');
+    std::string name(fields.next().value_or(""));
+    if (fields.next().value_or("") == "00000000") return name;
+  }
+  return {};
+}
+
 }  // namespace
 
 std::map<std::string, NetworkCounters> read_network(const std::filesystem::path& root) {
@@ -257,18 +270,6 @@ std::string choose_address(const std::string& wanted, const std::vector<Interfac
   if (outside.size() == 1) return *of_interface(*outside.begin());
   throw ConfigError(where + "this host has several interfaces and no default route: which one reaches the other hosts?",
                     "set DTRAIN_NETWORK_INTERFACE to its name or its network; " + known(addresses));
-}
-
-std::string default_interface(const std::filesystem::path& root) {
-  const std::string text = read_proc_file(root / "proc/net/route").value_or("");
-  Fields lines(text, '\n');
-  lines.skip(1);  // the heading
-  while (const auto line = lines.next()) {
-    Fields fields(*line, '\t');
-    std::string name(fields.next().value_or(""));
-    if (fields.next().value_or("") == "00000000") return name;
-  }
-  return {};
 }
 
 std::string reachable_address(const std::string& wanted, const std::string& where) {

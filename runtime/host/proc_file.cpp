@@ -1,7 +1,5 @@
 #include "dtrain/host/proc_file.h"
 
-#include <cerrno>
-
 #include <fcntl.h>
 #include <unistd.h>
 

@@ -11,7 +11,6 @@
 #include "dtrain/analysis/analysis.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "dtrain/base/json.h"
 #include "dtrain/base/numeric.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
@@ -361,25 +360,16 @@ class Verifier {
   int number_ = 0;
 };
 
+std::string ms_text(const std::optional<double>& ms) {
+  return ms ? fmt::format("{:.3f}", *ms) : "-";
+}
+
 }  // namespace
 
 std::optional<Verification> verify(const VerifyRequest& request,
                                    const std::function<void(const std::string&)>& progress) {
   return Verifier(request, progress).verify();
 }
-
-// A verification as JSON and as text.
-namespace {
-
-Json or_null(const std::optional<double>& value) {
-  return value ? Json(*value) : Json(nullptr);
-}
-
-std::string ms_text(const std::optional<double>& ms) {
-  return ms ? fmt::format("{:.3f}", *ms) : "-";
-}
-
-}  // namespace
 
 Json to_json(const Verification& verification) {
   Json json = {{"run", verification.run.path.string()}, {"folder", verification.folder.string()},

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
 
 #include "dtrain/base/error.h"
@@ -63,8 +62,8 @@ MonitorProcess start_monitor(const MonitorOptions& options) {
   MonitorProcess monitor{Process::start(start), listener.name()};
   ready.writer.reset();
   if (const std::string problem = read_start_report(ready.reader.get()); !problem.empty()) {
-    throw Error("cannot start the profiling agent of host '" + options.agent_id + "': " + problem,
-                "see the agent's log in " + (options.profile_folder.parent_path() / "logs").string());
+    throw Error("cannot start the monitor of host '" + options.agent_id + "': " + problem,
+                "see the monitor's log in " + (options.profile_folder.parent_path() / "logs").string());
   }
   return monitor;
 }
@@ -128,7 +127,7 @@ std::string KeptMonitor::Change::text() const {
   if (ended) parts.push_back((ended->signal != 0 ? "was " : "ended with ") + ended->describe());
   if (started > 0) parts.push_back("was started again as process " + std::to_string(started));
   if (!problem.empty()) parts.push_back("cannot be started again now: " + problem);
-  return "the profiling agent of this host " + join(parts, " and ") +
+  return "the monitor of this host " + join(parts, " and ") +
          "; training goes on, system metrics of the time without it are missing";
 }
 

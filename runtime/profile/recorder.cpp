@@ -25,8 +25,6 @@ constexpr Nanoseconds kFirstPause = std::chrono::milliseconds(100);
 constexpr Nanoseconds kLongestPause = std::chrono::seconds(30);
 constexpr Nanoseconds kFlushPatience = std::chrono::seconds(3);  // for an absent monitor to come back
 
-constexpr PhaseTimes kNoTimes{};
-
 // The period of recording device memory: twice a second, later as often for each doubling of the run's length.
 constexpr Nanoseconds kMemoryPeriod = std::chrono::milliseconds(500);
 constexpr std::int64_t kMemorySamples = 200;
@@ -208,7 +206,7 @@ std::optional<Json> Recorder::Impl::receive(std::chrono::milliseconds timeout) {
   const Json value = parse_message(message->data);
   const std::string type = text_at(value, "type");
   if (type == message_type::kError) {
-    write_error = value.value("message", std::string("the profiling agent could not write"));
+    write_error = value.value("message", std::string("the monitor could not write"));
   } else if (type == message_type::kWelcome) {
     monitor = Monitor::kHere;
     pause = kFirstPause;
@@ -226,7 +224,7 @@ Recorder::Recorder(const Options& options, const Clock& clock, Nanoseconds proce
   impl_ = std::make_unique<Impl>(options, clock, process_start);
   impl_->reach(clock.monotonic() + options.connect_timeout, false);
   if (const auto& reason = impl_->refusal) {
-    throw CommError("the profiling agent refused rank " + std::to_string(options.rank) + ": " + *reason);
+    throw CommError("the monitor refused rank " + std::to_string(options.rank) + ": " + *reason);
   }
 }
 
@@ -384,10 +382,6 @@ void Recorder::watch(DeviceMemory* memory) {
   impl_->watched_since = impl_->next_memory = impl_->now();
 }
 
-const PhaseTimes& Recorder::phases() const {
-  return impl_ ? impl_->times : kNoTimes;
-}
-
 void Recorder::collective(const CollectiveRecord& collective) {
   if (!impl_ || !impl_->step_is_recorded) return;
   Impl& s = *impl_;
@@ -450,7 +444,7 @@ void Recorder::flush(std::chrono::milliseconds timeout) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - s.clock.monotonic());
       const auto answer = left.count() > 0 ? s.receive(left) : std::nullopt;
       if (!answer && s.monitor == Impl::Monitor::kHere) {
-        throw CommError("the profiling agent did not write the records of rank " + std::to_string(s.rank) + " within " +
+        throw CommError("the monitor did not write the records of rank " + std::to_string(s.rank) + " within " +
                             std::to_string(timeout.count()) + " ms",
                         "is the file system of the run's folder slow or hanging? Otherwise see logs/agent-*.log in the "
                         "run's folder");
@@ -461,7 +455,7 @@ void Recorder::flush(std::chrono::milliseconds timeout) {
       return;
     }
   }
-  throw CommError("the profiling agent of this host has ended: the last records of rank " + std::to_string(s.rank) +
+  throw CommError("the monitor of this host has ended: the last records of rank " + std::to_string(s.rank) +
                       " are not in the profile",
                   "see logs/agent-*.log in the run's folder");
 }

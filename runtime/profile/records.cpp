@@ -47,10 +47,6 @@ std::int64_t saturating_product(std::int64_t value, std::int64_t times) {
   return value > 0 ? std::numeric_limits<std::int64_t>::max() : std::numeric_limits<std::int64_t>::min();
 }
 
-bool is_before(const Sketch::Bin& bin, std::int32_t index) {
-  return bin.index < index;
-}
-
 }  // namespace
 
 double Sketch::value_of(std::int32_t index) {
@@ -68,7 +64,7 @@ void Sketch::add(std::int64_t value, std::int64_t times) {
     return;
   }
   const std::int32_t index = bin_of(value);
-  const auto at = std::lower_bound(bins_.begin(), bins_.end(), index, is_before);
+  const auto at = std::ranges::lower_bound(bins_, index, {}, &Bin::index);
   if (at != bins_.end() && at->index == index) {
     at->count = plus(at->count, times);
   } else {
@@ -110,15 +106,6 @@ double Sketch::quantile(double share) const {
   return static_cast<double>(max_);
 }
 
-Json Sketch::to_json() const {
-  Json bins = Json::array();
-  for (const Bin& bin : bins_) {
-    bins.push_back(bin.index);
-    bins.push_back(bin.count);
-  }
-  return {{"count", count_}, {"sum", sum_}, {"min", min_}, {"max", max_}, {"zeros", zeros_}, {"bins", std::move(bins)}};
-}
-
 std::optional<Sketch> Sketch::restore(std::int64_t count, std::int64_t sum, std::int64_t min, std::int64_t max,
                                       std::int64_t zeros, std::span<const std::int64_t> bins) {
   if (count < 0 || zeros < 0 || min > max || bins.size() % 2 != 0) return std::nullopt;
@@ -139,21 +126,6 @@ std::optional<Sketch> Sketch::restore(std::int64_t count, std::int64_t sum, std:
   }
   if (total != count) return std::nullopt;
   return sketch;
-}
-
-std::optional<Sketch> Sketch::from_json(const Json& json) {
-  const auto number = [&json](const char* key) { return value_at<std::int64_t>(json, key); };
-  const auto count = number("count"), sum = number("sum"), min = number("min"), max = number("max"),
-             zeros = number("zeros");
-  const auto bins = json.find("bins");
-  if (!count || !sum || !min || !max || !zeros || bins == json.end() || !bins->is_array()) return std::nullopt;
-  std::vector<std::int64_t> numbers;
-  numbers.reserve(bins->size());
-  for (const Json& value : *bins) {
-    if (!value.is_number_integer()) return std::nullopt;
-    numbers.push_back(value.get<std::int64_t>());
-  }
-  return restore(*count, *sum, *min, *max, *zeros, numbers);
 }
 
 std::string operators_file_name(int rank) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <new>
-#include <string>
 #include <type_traits>
 #include <typeinfo>
 
@@ -74,7 +73,7 @@ RingReader::RingReader(UniqueFd fd) : memory_(SharedMemory::map(std::move(fd))) 
     throw CommError("a rank handed over memory that is no ring of records");
   }
   if (header_->version != ring_version() || header_->record_bytes != sizeof(Record)) {
-    throw CommError("a rank's ring has version " + std::to_string(header_->version) + ", this agent reads version " +
+    throw CommError("a rank's ring has version " + std::to_string(header_->version) + ", this monitor reads version " +
                         std::to_string(ring_version()),
                     "run the program with the dtrain it was built with");
   }

@@ -6,7 +6,6 @@
 #include <fstream>
 #include <functional>
 #include <map>
-#include <optional>
 #include <set>
 
 #include "dtrain/base/json.h"

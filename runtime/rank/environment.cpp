@@ -7,8 +7,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <string>
 #include <string_view>
 #include <thread>
 
@@ -20,7 +18,6 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
-#include "dtrain/comm/control.h"
 #include "dtrain/rank/environment.h"
 
 extern "C" char** environ;

@@ -2,20 +2,14 @@
 
 #include <unistd.h>
 
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
-#include <string>
-#include <thread>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/limits.h"
-#include "dtrain/comm/control.h"
-#include "dtrain/rank/launcher_link.h"
 #include "dtrain/rank/rank_session.h"
 
 namespace dtrain::rank {

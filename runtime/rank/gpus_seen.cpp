@@ -1,6 +1,4 @@
 #include <future>
-#include <thread>
-#include <vector>
 
 #include "dtrain/base/limits.h"
 #include "dtrain/base/text.h"
@@ -19,6 +17,16 @@ std::optional<Result> within(std::chrono::seconds patience, std::packaged_task<R
   return answer.get();
 }
 
+// Processes share a GPU through this server, also one that admits only one process: that process is the server.
+bool is_mps_server(pid_t pid) {
+  return host::read_proc_file("/proc/" + std::to_string(pid) + "/comm").value_or("").starts_with("nvidia-cuda-mps");
+}
+
+std::string text_of(const host::GpuProcess& process) {
+  const std::string text = "process " + std::to_string(process.pid);
+  return process.memory ? text + " (" + format_bytes(static_cast<double>(*process.memory)) + " of its memory)" : text;
+}
+
 }  // namespace
 
 std::optional<GpusSeen> look_at_gpus(std::chrono::seconds patience) {
@@ -34,20 +42,6 @@ std::optional<GpusSeen> look_at_gpus(std::chrono::seconds patience) {
 std::optional<host::GpuSetups> look_at_gpu_setups(std::chrono::seconds patience) {
   return within(patience, std::packaged_task<host::GpuSetups()>([] { return host::read_gpu_setups(); }));
 }
-
-namespace {
-
-// Processes share a GPU through this server, also one that admits only one process: that process is the server.
-bool is_mps_server(pid_t pid) {
-  return host::read_proc_file("/proc/" + std::to_string(pid) + "/comm").value_or("").starts_with("nvidia-cuda-mps");
-}
-
-std::string text_of(const host::GpuProcess& process) {
-  const std::string text = "process " + std::to_string(process.pid);
-  return process.memory ? text + " (" + format_bytes(static_cast<double>(*process.memory)) + " of its memory)" : text;
-}
-
-}  // namespace
 
 GpuUse use_of_gpu(const host::GpuSetup& setup, const std::string& gpu, const std::set<pid_t>& own) {
   const std::string share_it =

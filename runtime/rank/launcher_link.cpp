@@ -5,14 +5,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <cstdint>
-#include <set>
 
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
-#include "dtrain/base/error.h"
-#include "dtrain/base/json.h"
 #include "dtrain/base/limits.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/rank/launcher_link.h"
@@ -24,6 +20,14 @@ namespace {
 constexpr int kSendWaitMs = 1000;
 // A message must fit into one packet of 64 KiB. It holds two texts, and JSON may escape each byte as six (\u001b).
 constexpr std::size_t kLongestText = 4 * 1024;
+
+// Deadline for connecting and for every wait: the ranks of a large job start one after the other.
+constexpr auto kPlanePatience = std::chrono::seconds(120);
+// A message holds 1 MiB. JSON doubles quotes, and a part that begins or ends inside a character is sent as hexadecimal
+// digits, which doubles every byte.
+constexpr std::size_t kBytesOfOrdersPart = 256u << 10;
+constexpr auto kPlaneAnswers = std::chrono::milliseconds(200);  // deadline of a look-up of a key
+
 }  // namespace
 
 Json state_message(const std::string& state, ExitCode exit_code) {
@@ -129,17 +133,6 @@ bool SocketLink::send(const Json& message, bool droppable) {
     if (::poll(&writable, 1, kSendWaitMs) <= 0) return false;
   }
 }
-
-namespace {
-
-// Deadline for connecting and for every wait: the ranks of a large job start one after the other.
-constexpr auto kPlanePatience = std::chrono::seconds(120);
-// A message holds 1 MiB. JSON doubles quotes, and a part that begins or ends inside a character is sent as hexadecimal
-// digits, which doubles every byte.
-constexpr std::size_t kBytesOfOrdersPart = 256u << 10;
-constexpr auto kPlaneAnswers = std::chrono::milliseconds(200);  // deadline of a look-up of a key
-
-}  // namespace
 
 Json to_json(const LaunchOrders& orders) {
   return {{"version", version()},

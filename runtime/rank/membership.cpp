@@ -9,7 +9,6 @@
 #include <numeric>
 #include <thread>
 #include <variant>
-#include <vector>
 
 #include <sys/stat.h>
 
@@ -17,7 +16,6 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
-#include "dtrain/base/unix_socket.h"
 #include "dtrain/comm/handshake.h"
 #include "dtrain/host/network.h"
 #include "dtrain/host/processes.h"

@@ -66,13 +66,9 @@ struct Found {
   fs::path path;
 };
 
-// "runs/0001-first/" has an empty last part.
-fs::path without_slash(const fs::path& path) {
-  return path.has_filename() ? path : path.parent_path();
-}
-
 Found find_source(const config::InitialWeights& weights) {
-  const fs::path path = without_slash(weights.file);
+  // "runs/0001-first/" has an empty last part.
+  const fs::path path = weights.file.has_filename() ? weights.file : weights.file.parent_path();
   std::error_code code;
   if (!fs::exists(path, code)) {
     throw ConfigError("initial_weights: there is no file " + path.string(),
@@ -127,10 +123,6 @@ WeightFiles of_checkpoint(const fs::path& path) {
                     "name another checkpoint, or the run: its newest checkpoint that is whole is used then");
 }
 
-std::string metric_of(const checkpoints::Entry& entry) {
-  return entry.about.metric + " " + Json(*entry.about.metric_value).dump();
-}
-
 WeightFiles best_of_run(const fs::path& run) {
   WeightFiles found;
   const auto entries = checkpoints::list(checkpoints::storage_of_run(run));
@@ -138,7 +130,8 @@ WeightFiles best_of_run(const fs::path& run) {
     const std::vector<std::string> wrong = checkpoints::verify(entry.path);
     if (wrong.empty()) {
       found.files = {entry.path / checkpoints::kModelFile};
-      found.from = entry.path.string() + " (the best: " + metric_of(entry) + ")";
+      found.from = entry.path.string() + " (the best: " + entry.about.metric + " " +
+                   Json(*entry.about.metric_value).dump() + ")";
       found.checkpoint = entry.path;
       return found;
     }

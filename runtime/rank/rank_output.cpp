@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -16,9 +15,7 @@
 #include <sys/syscall.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
 #include "dtrain/base/limits.h"
-#include "dtrain/rank/screen.h"
 
 namespace dtrain::rank {
 
@@ -177,6 +174,23 @@ void take_least_processor_time() {
   ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), kLowest);
 }
 
+// The time limit to compare clocks with rank 0: the few round trips take this long only if something else is wrong.
+constexpr std::chrono::seconds kClockTimeout{2};
+constexpr std::chrono::seconds kFlushTimeout{10};
+constexpr std::chrono::seconds kFlushTimeoutAfterFailure{2};
+
+profile::Recorder::Options recorder_options(const Recording::Options& options, const comm::World& world,
+                                            const std::optional<comm::ClockOffset>& compared) {
+  profile::Recorder::Options result{
+      .rank = world.rank, .world_size = world.size, .monitor_socket = options.monitor_socket, .header = options.header};
+  if (compared) {
+    result.header["rank_0_clock"] = {{"time_ns", compared->time.count()},
+                                     {"offset_ns", compared->offset.count()},
+                                     {"error_ns", compared->error.count()}};
+  }
+  return result;
+}
+
 }  // namespace
 
 EventWriter::~EventWriter() {
@@ -295,27 +309,6 @@ std::int64_t EventWriter::finish() {
   return lost_;
 }
 
-namespace {
-
-// The time limit to compare clocks with rank 0: the few round trips take this long only if something else is wrong.
-constexpr std::chrono::seconds kClockTimeout{2};
-constexpr std::chrono::seconds kFlushTimeout{10};
-constexpr std::chrono::seconds kFlushTimeoutAfterFailure{2};
-
-profile::Recorder::Options recorder_options(const Recording::Options& options, const comm::World& world,
-                                            const std::optional<comm::ClockOffset>& compared) {
-  profile::Recorder::Options result{
-      .rank = world.rank, .world_size = world.size, .monitor_socket = options.monitor_socket, .header = options.header};
-  if (compared) {
-    result.header["rank_0_clock"] = {{"time_ns", compared->time.count()},
-                                     {"offset_ns", compared->offset.count()},
-                                     {"error_ns", compared->error.count()}};
-  }
-  return result;
-}
-
-}  // namespace
-
 Recording::Recording(Options options, Membership& membership, RankEvents& events, const Clock& clock, Logger log)
     : membership_(membership),
       events_(events),
@@ -380,10 +373,10 @@ void Recording::look_after_monitor() {
   }
   if (is_here == std::exchange(monitor_is_here_, is_here) || membership_.world().local_rank != 0) return;
   if (is_here) {
-    log_->info("the profiling agent of this host is back");
+    log_->info("the monitor of this host is back");
   } else {
     log_->warn(
-        "the profiling agent of this host has ended or does not answer; training goes on, records wait in memory until "
+        "the monitor of this host has ended or does not answer; training goes on, records wait in memory until "
         "it "
         "is back (see logs/agent-*.log in the run's folder)");
   }

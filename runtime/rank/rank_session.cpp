@@ -4,9 +4,7 @@
 #include <chrono>
 
 #include "compare_ranks.h"
-#include "dtrain/base/error.h"
 #include "dtrain/checkpoint/checkpoint.h"
-#include "dtrain/comm/host_share.h"
 #include "dtrain/rank/launcher_duties.h"
 #include "dtrain/rank/plan_file.h"
 #include "dtrain/rank/stop_requests.h"

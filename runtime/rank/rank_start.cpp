@@ -4,22 +4,18 @@
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
-#include <functional>
 
 #include <unistd.h>
 
-#include "compare_ranks.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/limits.h"
-#include "dtrain/base/log.h"
 #include "dtrain/comm/control.h"
 #include "dtrain/host/processes.h"
 #include "dtrain/rank/checkpoint_folder.h"
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/model_files.h"
 #include "dtrain/rank/plan_file.h"
-#include "dtrain/rank/rank_session.h"
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/screen.h"
 #include "dtrain/rank/stop_requests.h"

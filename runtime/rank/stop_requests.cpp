@@ -1,13 +1,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
-#include <csignal>
 #include <cstdint>
-#include <cstring>
 #include <ctime>
-#include <string>
 
 #include <sys/signalfd.h>
 

@@ -58,13 +58,14 @@ TEST(LoadRun, WhatCannotBeReadIsAWarningWithItsLine) {
   folder.append("events.jsonl", "{\"event\":\"run_started\",\"pid\":\"x\"}\n[1]\n{\"event\"\n{\"event\":}\n");
   folder.append("metrics.jsonl", "{\"kind\":\"training\",\"metrics\":{\"loss\":1},\"batch\":true}\n");
   const RunProfile run = load_run(folder.path());
-  EXPECT_THAT(run.warnings, testing::ElementsAre(R"(plan.json: "world_size" is a text, not a whole number)",
-                                                 R"(plan.json: "experiment.searcher" is a list, not an object)",
-                                                 R"(events.jsonl:1: "pid" is a text, not a whole number)",
-                                                 "events.jsonl:2: no object, which each line is",
-                                                 testing::StartsWith("events.jsonl:4: not valid JSON at byte 10: "),
-                                                 R"(metrics.jsonl:1: "batch" is true or false, not a whole number)",
-                                                 "the dump of agent a is missing: no system metrics of its host"))
+  EXPECT_THAT(run.warnings,
+              testing::ElementsAre(R"(plan.json: "world_size" is a text, not a whole number)",
+                                   R"(plan.json: "experiment.searcher" is a list, not an object)",
+                                   R"(events.jsonl:1: "pid" is a text, not a whole number)",
+                                   "events.jsonl:2: no object, which each line is",
+                                   testing::StartsWith("events.jsonl:4: not valid JSON at byte 10: "),
+                                   R"(metrics.jsonl:1: "batch" is true or false, not a whole number)",
+                                   "the dump of the monitor of a is missing: no system metrics of its host"))
       << "a line that its writer did not complete is no damage";
   EXPECT_EQ(run.events.size(), 1u);
   EXPECT_EQ(run.metrics.size(), 1u);

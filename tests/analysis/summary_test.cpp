@@ -87,9 +87,9 @@ TEST(Summary, AddsUpWhatTwoRanksDid) {
   EXPECT_NEAR(s.ranks[1].data_s, 0.007, 1e-12);
   EXPECT_EQ(s.ranks[1].peak_resident_bytes, 70);
 
-  ASSERT_EQ(s.agents.size(), 1u);
-  ASSERT_EQ(s.agents[0].metrics.size(), 1u);
-  const MetricSummary& memory = s.agents[0].metrics[0];
+  ASSERT_EQ(s.monitors.size(), 1u);
+  ASSERT_EQ(s.monitors[0].metrics.size(), 1u);
+  const MetricSummary& memory = s.monitors[0].metrics[0];
   EXPECT_EQ(memory.name, "free_memory");
   EXPECT_EQ(memory.unit, "bytes");
   EXPECT_EQ(memory.min, 100);
@@ -201,10 +201,10 @@ TEST(Summary, WarnsAboutWhatIsNotComplete) {
   folder.append(folder.rank_dump(1), header_line(1, 4) + step_line(1, 0, 0, 0) + "{\"record\":\"st");
   folder.append(folder.rank_dump(2), "{\"record\":\"header\",\"schema\":99}\n");
   const RunSummary s = summarize(folder.path());
-  for (const char* expected :
-       {"rank 0 ended without finishing: connection lost", "rank 0: 3 records dropped",
-        "rank 0: 2 records could not be written: No space left", "rank-0001.jsonl: the last line was cut off",
-        "rank 1 has no end record", "schema 99", "the dump of rank 3 is missing", "the dump of agent a is missing"}) {
+  for (const char* expected : {"rank 0 ended without finishing: connection lost", "rank 0: 3 records dropped",
+                               "rank 0: 2 records could not be written: No space left",
+                               "rank-0001.jsonl: the last line was cut off", "rank 1 has no end record", "schema 99",
+                               "the dump of rank 3 is missing", "the dump of the monitor of a is missing"}) {
     EXPECT_THAT(s.warnings, Contains(HasSubstr(expected)));
   }
   EXPECT_DOUBLE_EQ(*s.ranks[0].loop_s, 0.014) << "without a mark the loop is what the steps span";

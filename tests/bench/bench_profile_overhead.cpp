@@ -85,7 +85,7 @@ class FashionRun {
       const Json event = Json::parse(line);
       if (event.value("event", "") == "agent_started") return event["pid"].get<pid_t>();
     }
-    throw Error("no agent was started in " + folder_.string());
+    throw Error("no monitor was started in " + folder_.string());
   }
 
   std::filesystem::path folder_;

@@ -5,12 +5,12 @@
 #include <cstdio>
 #include <fstream>
 
+#include "../harness/sketch_json.h"
 #include "contestant.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
-#include "dtrain/profile/sketch.h"
 
 namespace dtrain::bench {
 namespace {
@@ -60,7 +60,7 @@ RankDump read(const std::filesystem::path& path) {
     dump.steps += record["steps"].get<std::int64_t>();
     dump.outliers += record["outliers"].get<std::int64_t>();
     dump.folded += record["outliers_folded"].get<std::int64_t>();
-    dump.wall_ns.merge(profile::Sketch::from_json(record["wall_ns"]).value());
+    dump.wall_ns.merge(profile::sketch_of_json(record["wall_ns"]).value());
   }
   return dump;
 }

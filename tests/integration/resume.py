@@ -3,7 +3,7 @@
     resume.py BIN_FOLDER [cases|kills|ranks|model ...]
 
 cases: each case trains to its end once, and once more interrupted by SIGTERM at random batches; after each interruption
-it goes on from its checkpoint. Others end early, inside an aggregation window or between two meetings, and are then made longer. kills: the same with kill -9 of a rank and of the profiling agent, and restarts by the launcher.
+it goes on from its checkpoint. Others end early, inside an aggregation window or between two meetings, and are then made longer. kills: the same with kill -9 of a rank and of the monitor, and restarts by the launcher.
 ranks: a run goes on with another number of ranks. model: a
 TorchScript file is trained; SIGTERM to the launcher, Ctrl-C, and kill -9 of every process end it. DTRAIN_RESUME_SEED seeds the random batches and is printed;
 DTRAIN_RESUME_ROUNDS repeats everything with the seeds that follow.
@@ -254,7 +254,7 @@ KILLS = [(2, case("cnn", ADAMW, sharded_optimizer=True, sections={"max_restarts"
 
 
 class AgentKiller(threading.Thread):
-    """Kills the profiling agent of a run once, some time after it was started."""
+    """Kills the monitor of a run once, some time after it was started."""
 
     def __init__(self, folder, delay_s):
         super().__init__(daemon=True)

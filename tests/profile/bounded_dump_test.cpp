@@ -10,6 +10,7 @@
 #include <functional>
 #include <random>
 
+#include "../harness/sketch_json.h"
 #include "support.h"
 
 namespace dtrain::profile {
@@ -86,7 +87,7 @@ std::int64_t ordinary(std::int64_t batch) {
 }
 
 Sketch sketch_of(const Json& json) {
-  const auto sketch = Sketch::from_json(json);
+  const auto sketch = sketch_of_json(json);
   EXPECT_TRUE(sketch.has_value()) << json;
   return sketch.value_or(Sketch());
 }

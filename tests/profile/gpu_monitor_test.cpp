@@ -75,8 +75,8 @@ TEST_F(GpuMonitor, WhatTheGpusDoIsInTheDumpAndInTheSummary) {
   EXPECT_EQ(known[1]["total_memory"], 8'000'000'000);
 
   const analysis::RunSummary summary = analysis::summarize(run_.folder.path());
-  ASSERT_EQ(summary.agents.size(), 1u);
-  ASSERT_EQ(summary.agents[0].gpus.size(), 2u);
+  ASSERT_EQ(summary.monitors.size(), 1u);
+  ASSERT_EQ(summary.monitors[0].gpus.size(), 2u);
   const Json json = analysis::to_json(summary)["agents"][0]["gpus"][0];
   EXPECT_EQ(json["name"], "Fake A");
   EXPECT_EQ(json["total_memory_bytes"], 16'000'000'000);

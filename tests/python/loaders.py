@@ -195,7 +195,7 @@ class Division(unittest.TestCase):
             self.assertIn(text, str(caught.exception))
 
     def epoch(self, loader, rank=0, ranks=1, number=0, skip=0, **more):
-        source = division.Source(loader, rank, ranks, 7, whole_batches=True, **more)
+        source = sample_division.Source(loader, rank, ranks, 7, whole_batches=True, **more)
         return [(batch, source.count, source.global_samples) for batch in source.epoch(number, skip)]
 
     def test_arrays_and_lists_are_divided_alike(self):
@@ -272,11 +272,11 @@ class Division(unittest.TestCase):
 
     def test_samplers_are_read_one_batch_at_a_time(self):
         loader = torch.utils.data.DataLoader(range(40), batch_size=4, sampler=batches_script.Endless())
-        source = division.Source(loader, 0, 2, 7)
+        source = sample_division.Source(loader, 0, 2, 7)
         self.assertIsNone(source.length())
         first = [batch.tolist() for batch in itertools.islice(source.epoch(0, 0), 6)]
-        other = [batch.tolist() for batch in itertools.islice(division.Source(loader, 1, 2, 7).epoch(0, 2), 4)]
-        whole = [batch.tolist() for batch in itertools.islice(division.Source(loader, 0, 1, 7).epoch(0, 0), 6)]
+        other = [batch.tolist() for batch in itertools.islice(sample_division.Source(loader, 1, 2, 7).epoch(0, 2), 4)]
+        whole = [batch.tolist() for batch in itertools.islice(sample_division.Source(loader, 0, 1, 7).epoch(0, 0), 6)]
         self.assertEqual([mine + theirs for mine, theirs in zip(first[2:], other)], whole[2:])
         for settings in ({}, {"num_samples": 50}, {"generator": torch.Generator()}):
             def sampler():
@@ -284,24 +284,24 @@ class Division(unittest.TestCase):
                 (made.generator or torch.default_generator).manual_seed(5)
                 return made
 
-            self.assertEqual(list(division._Shuffled(sampler())), list(sampler()))
+            self.assertEqual(list(sample_division._Shuffled(sampler())), list(sampler()))
         loader = torch.utils.data.DataLoader(range(10**7), batch_size=64, shuffle=True)
-        next(division.Source(torch.utils.data.DataLoader(range(10), batch_size=4, shuffle=True), 0, 2, 7).epoch(0, 0))
+        next(sample_division.Source(torch.utils.data.DataLoader(range(10), batch_size=4, shuffle=True), 0, 2, 7).epoch(0, 0))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        next(division.Source(loader, 0, 2, 7).epoch(0, 0))
+        next(sample_division.Source(loader, 0, 2, 7).epoch(0, 0))
         self.assertLess(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, 150_000)  # KiB; a list has 360 MB
 
     def test_workers_settings_stay_and_a_batch_draws_the_same_in_a_run_that_goes_on(self):
         loader = torch.utils.data.DataLoader(Drawing(range(24)), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True,
                                              collate_fn=list, multiprocessing_context="fork")
-        source = division.Source(loader, 0, 2, 7, whole_batches=True)
+        source = sample_division.Source(loader, 0, 2, 7, whole_batches=True)
         twin = source._batches
         self.assertEqual((twin.num_workers, twin.persistent_workers, twin.prefetch_factor, twin.collate_fn),
                          (1, True, loader.prefetch_factor, list))
         first = [list(source.epoch(number, 0)) for number in range(2)]
         self.assertEqual(list(source.epoch(1, 3)), first[1][3:])
         self.assertNotEqual(first[0][0][0][1:], first[1][0][0][1:])
-        other = next(division.Source(loader, 1, 2, 7, whole_batches=True).epoch(0, 0))
+        other = next(sample_division.Source(loader, 1, 2, 7, whole_batches=True).epoch(0, 0))
         self.assertNotEqual(other[0][1:], first[0][0][0][1:])
 
     def test_what_every_rank_reads_is_drawn_alike(self):
@@ -452,6 +452,6 @@ if __name__ == "__main__":
     import numpy
     import safetensors.numpy
     import torch
-    from dtrain import batch_parts, division
+    from dtrain import batch_parts, sample_division
 
     unittest.main(verbosity=2)

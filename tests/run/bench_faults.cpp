@@ -1,6 +1,6 @@
-// bench_faults [--json]: how long a run of two ranks takes to be gone after a rank, its agent or the launcher is killed
-// (in the middle, or while it starts), or Ctrl-C; and, beyond communication.timeout, after a rank was stopped. The goal
-// is under a second.
+// bench_faults [--json]: how long a run of two ranks takes to be gone after a rank, its monitor or the launcher is
+// killed (in the middle, or while it starts), or Ctrl-C; and, beyond communication.timeout, after a rank was stopped.
+// The goal is under a second.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>

@@ -160,7 +160,7 @@ TEST_P(WhileRanksStart, AKilledAgentIsStartedAgain) {
   ::kill(run.pid_of("agent"), SIGKILL);
   EXPECT_EQ(launch.wait().describe(), "exit status 0") << launch.err();
   EXPECT_EQ(count_of(launch.out(),
-                     "the profiling agent of this host was killed by signal 9 (SIGKILL) and was started "
+                     "the monitor of this host was killed by signal 9 (SIGKILL) and was started "
                      "again"),
             1)
       << launch.out();
@@ -356,8 +356,7 @@ TEST_P(KilledAgent, IsStartedAgain) {
     ASSERT_TRUE(eventually([&] { return run.pid_of("agent") != agent; })) << launch.out();
   }
   EXPECT_EQ(launch.wait().describe(), "exit status 0") << launch.err();
-  EXPECT_EQ(count_of(launch.out(), "the profiling agent of this host was killed by signal 9 (SIGKILL)"), 2)
-      << launch.out();
+  EXPECT_EQ(count_of(launch.out(), "the monitor of this host was killed by signal 9 (SIGKILL)"), 2) << launch.out();
   EXPECT_THAT(launch.out(), HasSubstr("was killed by signal 9 (SIGKILL) 2 times")) << "the summary";
   for (int rank = 0; rank < 2; ++rank) run.expect_dump_complete(rank);
   run.expect_nothing_left();
@@ -373,7 +372,7 @@ TEST(Fault, AnAgentThatIsStoppedDoesNotHoldUpTheRanks) {
   ::kill(run.pid_of("agent"), SIGSTOP);
   EXPECT_EQ(launch.wait().describe(), "exit status 0") << launch.err();
   EXPECT_THAT(launch.out(), HasSubstr("the last records were not confirmed"));
-  EXPECT_THAT(launch.out(), HasSubstr("the profiling agent of this host did not end as it should"));
+  EXPECT_THAT(launch.out(), HasSubstr("the monitor of this host did not end as it should"));
   EXPECT_THAT(launch.out(), HasSubstr("rank 0: its last records may be missing"));
   run.expect_nothing_left();
 }

@@ -134,12 +134,12 @@ TEST(SlurmCommand, NothingThatItIsGivenRunsAsShell) {
       .type = config::LauncherType::kSlurm,
       .options = {"--comment=$(touch ran); touch ran", "--mail-type", "END", "`touch ran`"}};
   plan.asked.overrides = {"name='$(touch ran)\ntouch ran'"};
-  const BatchJob job{.dtrain = recorder,
-                     .experiment = evil,
-                     .run_dir = folder.path() / "runs/$(touch ran)",
-                     .cluster = evil,
-                     .folder = folder.path() / "; touch ran",
-                     .token = "abc"};
+  const SbatchJob job{.dtrain = recorder,
+                      .experiment = evil,
+                      .run_dir = folder.path() / "runs/$(touch ran)",
+                      .cluster = evil,
+                      .folder = folder.path() / "; touch ran",
+                      .token = "abc"};
   const std::string script = batch_script(plan, job);
   EXPECT_THAT(script, HasSubstr("\n#SBATCH '--comment=$(touch ran); touch ran'\n"));
   EXPECT_THAT(script, HasSubstr("\n#SBATCH --mail-type END '`touch ran`'\n"));
@@ -153,9 +153,9 @@ TEST(SlurmCommand, NothingThatItIsGivenRunsAsShell) {
 
 TEST(SlurmCommand, ALineBreakInAnOptionOrAPathIsRefused) {
   const PlacedLaunch plan = three_ranks();
-  const BatchJob job{
+  const SbatchJob job{
       .dtrain = "/bin/dtrain", .experiment = "/e.yaml", .run_dir = "/runs/1", .folder = "/home", .token = "a"};
-  const auto refusal = [](const PlacedLaunch& some, const BatchJob& of) -> std::string {
+  const auto refusal = [](const PlacedLaunch& some, const SbatchJob& of) -> std::string {
     try {
       return "accepted: " + batch_script(some, of);
     } catch (const ConfigError& error) {
@@ -169,7 +169,7 @@ TEST(SlurmCommand, ALineBreakInAnOptionOrAPathIsRefused) {
     some = plan;
     some.experiment.name = "x" + evil;
     EXPECT_THAT(refusal(some, job), HasSubstr("the experiment's name has a line break"));
-    BatchJob of = job;
+    SbatchJob of = job;
     of.run_dir = "/runs/x" + evil;
     EXPECT_THAT(refusal(plan, of), HasSubstr("the run's folder has a line break"));
     of = job;

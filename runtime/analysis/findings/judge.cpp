@@ -87,8 +87,8 @@ const Parameter& Parameters::at(std::string_view name) const {
 }
 
 void Parameters::declare_keys(config::Keys& keys) {
-  static constexpr std::array kModes{config::Word<StepMode>{"TRAIN", StepMode::kTrain},
-                                     config::Word<StepMode>{"EVAL", StepMode::kEval}};  // null: both
+  static constexpr std::array kModes{config::Word<JudgedSteps>{"TRAIN", JudgedSteps::kTrain},
+                                     config::Word<JudgedSteps>{"EVAL", JudgedSteps::kEval}};  // null: both
   for (Parameter& parameter : all_) {
     const config::Key key{.name = parameter.name, .text = parameter.text, .unit = parameter.unit};
     if (auto* const value = std::get_if<double>(&parameter.value)) {
@@ -97,7 +97,7 @@ void Parameters::declare_keys(config::Keys& keys) {
       keys.integer(key, *points,
                    {static_cast<std::int64_t>(parameter.bounds.min), static_cast<std::int64_t>(parameter.bounds.max)});
     } else {
-      keys.nullable_choice(key, std::get<StepMode>(parameter.value), kModes);
+      keys.nullable_choice(key, std::get<JudgedSteps>(parameter.value), kModes);
     }
   }
 }

@@ -3,7 +3,6 @@
 // and lists them. Private to analysis.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
@@ -25,14 +24,14 @@ namespace dtrain::analysis::findings {
 
 // --- the parameters of a rule ---
 
-enum class StepMode { kBoth, kTrain, kEval };
+enum class JudgedSteps { kBoth, kTrain, kEval };
 
 // A key of the rule's mapping in `profiling.rules`.
 struct Parameter {
   const char* name;
   const char* text;
-  std::variant<double, std::int64_t, StepMode> value;  // the default, then the value in effect
-  config::Bounds bounds = {.min = 0, .max = 0};        // of a number
+  std::variant<double, std::int64_t, JudgedSteps> value;  // the default, then the value in effect
+  config::Bounds bounds = {.min = 0, .max = 0};           // of a number
   const char* unit = "";
 };
 

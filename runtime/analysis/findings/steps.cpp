@@ -146,11 +146,11 @@ Json describe(const StepSeries& series, const SeriesStatistics& s, double thresh
 }
 
 std::string judge_outliers(const RuleData& data, const Parameters& p, Finding& result) {
-  const auto mode = p.get<StepMode>("mode");
+  const auto mode = p.get<JudgedSteps>("mode");
   std::int64_t outliers = 0, ignored = 0;
   Json all = Json::array();
   for (const StepSeries& series : data.steps) {
-    if (mode != StepMode::kBoth && (mode == StepMode::kEval) != series.evaluation) continue;
+    if (mode != JudgedSteps::kBoth && (mode == JudgedSteps::kEval) != series.evaluation) continue;
     const SeriesStatistics statistics = statistics_of(series);
     if (statistics.steps == 0) continue;
     // Rounding makes equal durations differ from their mean.
@@ -316,7 +316,7 @@ Judgement step_outlier() {
                               3, {0, 1000}),
                          whole("n_outliers", "This many outliers of each rank, the first ones, are ignored.", 10,
                                {0, kMaxPoints}),
-                         {"mode", "The steps to look at: TRAIN, EVAL, or null for both.", StepMode::kBoth}},
+                         {"mode", "The steps to look at: TRAIN, EVAL, or null for both.", JudgedSteps::kBoth}},
           .judge = judge_outliers};
 }
 

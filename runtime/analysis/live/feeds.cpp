@@ -1,7 +1,6 @@
 #include "live/feeds.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <span>
 #include <string_view>
 
@@ -12,7 +11,6 @@
 #include "measure/roofline.h"
 #include "measure/rows.h"
 #include "measure/statistics.h"
-#include "read/json_fields.h"
 
 namespace dtrain::analysis {
 namespace {

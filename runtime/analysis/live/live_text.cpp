@@ -5,7 +5,6 @@
 #include <optional>
 #include <set>
 #include <utility>
-#include <vector>
 
 #include <spdlog/fmt/fmt.h>
 
@@ -197,13 +196,7 @@ std::string host_count(const LiveView& view) {
   return hosts.empty() ? "" : " on " + count_text(std::ssize(hosts), "host");
 }
 
-}  // namespace
-
-std::string_view name_of(Activity activity) {
-  constexpr std::string_view kNames[] = {"loading", "computing", "exchange", "waiting", "optimizer", "other"};
-  return activity < Activity::kCount ? kNames[static_cast<std::size_t>(activity)] : "";
-}
-
+// Returns the run's lines: its progress, its speed, its metrics, its problems.
 ScreenLines head_lines(const LiveView& view, const LiveTextOptions& options) {
   ScreenLines lines;
   const auto line = [&] { return ScreenLine(options.width, options.color); };
@@ -251,6 +244,13 @@ ScreenLines head_lines(const LiveView& view, const LiveTextOptions& options) {
   }
   for (const std::string& note : view.notes) lines.push_back(line().add(note, "33").take());
   return lines;
+}
+
+}  // namespace
+
+std::string_view name_of(Activity activity) {
+  constexpr std::string_view kNames[] = {"loading", "computing", "exchange", "waiting", "optimizer", "other"};
+  return activity < Activity::kCount ? kNames[static_cast<std::size_t>(activity)] : "";
 }
 
 std::vector<std::string> render_live(const LiveView& view, const LiveTextOptions& options) {

@@ -13,8 +13,6 @@ namespace dtrain::analysis {
 
 using ScreenLines = std::vector<std::string>;
 
-// Returns the run's lines: its progress, its speed, its metrics, its problems.
-ScreenLines head_lines(const LiveView& view, const LiveTextOptions& options);
 // Returns a title and a line for each rank, at most `room` lines (0: no limit), and nothing if a title and two lines do
 // not fit.
 ScreenLines rank_lines(const LiveView& view, const LiveTextOptions& options, int room);

@@ -2,7 +2,6 @@
 // caches; and storage, as the loaders' workers recorded it.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "dtrain/analysis/run_profile.h"
-#include "read/json_fields.h"
 
 namespace dtrain::analysis {
 

@@ -1,8 +1,6 @@
 // Statistics over values held in memory, beside those of base/numeric.h.
 #pragma once
 
-#include <cmath>
-#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <utility>

@@ -15,12 +15,8 @@ bool trains_on_gpus(const RunProfile& run) {
   return !resources || text(*resources, "slot_type") == "cuda";
 }
 
-bool has_gpu(const RankProfile& rank) {
-  return find_object(rank.header, "gpu") != nullptr;
-}
-
 bool ranks_have_gpus(const RunProfile& run) {
-  return std::any_of(run.ranks.begin(), run.ranks.end(), has_gpu);
+  return std::ranges::any_of(run.ranks, [](const RankProfile& rank) { return find_object(rank.header, "gpu"); });
 }
 
 bool has_times_of_gpus(const RunProfile& run) {
@@ -123,7 +119,7 @@ std::optional<QuotaFacts> cpu_quota_of(const MonitorProfile& monitor) {
   return facts;
 }
 
-AgentSummary summarize_agent(const RunProfile& run, const MonitorProfile& monitor) {
+MonitorSummary summarize_monitor(const RunProfile& run, const MonitorProfile& monitor) {
   MetricValues values;
   std::map<std::int64_t, MetricValues> gpu_values;
   std::map<std::int64_t, GpuLine> gpus;
@@ -132,7 +128,7 @@ AgentSummary summarize_agent(const RunProfile& run, const MonitorProfile& monito
     values.add(sample.metrics);
     for (const auto& [index, metrics] : sample.gpus) gpu_values[index].add(metrics);
   }
-  AgentSummary summary;
+  MonitorSummary summary;
   summary.agent = monitor.agent;
   summary.host = monitor.host;
   summary.samples = static_cast<std::int64_t>(monitor.samples.size());

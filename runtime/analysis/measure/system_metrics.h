@@ -18,9 +18,8 @@ namespace dtrain::analysis {
 // True if the run trains on GPUs according to its plan; without a plan, true if monitors sampled GPUs.
 bool trains_on_gpus(const RunProfile& run);
 
-// True if the rank has recorded that it trains on a GPU.
-bool has_gpu(const RankProfile& rank);
-bool ranks_have_gpus(const RunProfile& run);  // some rank has
+// True if some rank has recorded that it trains on a GPU.
+bool ranks_have_gpus(const RunProfile& run);
 
 // True if the phases are the times of the ranks' GPUs (profiling.sync_timings).
 bool has_times_of_gpus(const RunProfile& run);
@@ -55,6 +54,6 @@ struct QuotaFacts {
 };
 std::optional<QuotaFacts> cpu_quota_of(const MonitorProfile& monitor);
 
-AgentSummary summarize_agent(const RunProfile& run, const MonitorProfile& monitor);
+MonitorSummary summarize_monitor(const RunProfile& run, const MonitorProfile& monitor);
 
 }  // namespace dtrain::analysis

@@ -53,7 +53,7 @@ void warn_about_ranks(RunProfile& run) {
     const std::string who = "rank " + std::to_string(rank.rank);
     // A rank that has finished its finalization is done; its process ends in a moment.
     if (!rank.end && !rank.part_s("finalization") && rank.lost == 0)
-      run.warnings.push_back(who + " has no end record: it still runs, or its agent was killed");
+      run.warnings.push_back(who + " has no end record: it still runs, or its monitor was killed");
     if (rank.end && rank.end->how != "finished")
       run.warnings.push_back(who + " ended without finishing: " + rank.end->how);
     if (rank.dropped > 0) {
@@ -82,7 +82,7 @@ void warn_about_monitors(RunProfile& run) {
   for (const MonitorProfile& monitor : run.monitors) found.insert(monitor.agent);
   for (const RankProfile& rank : run.ranks) {
     if (!rank.agent.empty() && found.insert(rank.agent).second) {
-      run.warnings.push_back("the dump of agent " + rank.agent + " is missing: no system metrics of its host");
+      run.warnings.push_back("the dump of the monitor of " + rank.agent + " is missing: no system metrics of its host");
     }
   }
   // If a monitor was restarted, its samples in between are missing; the ranks' records waited in memory.
@@ -92,9 +92,8 @@ void warn_about_monitors(RunProfile& run) {
   }
   for (const auto& [end, count] : ends) {
     const auto& [agent, status] = end;
-    run.warnings.push_back("the profiling agent of " + agent +
-                           (status.starts_with("killed") ? " was " : " ended with ") + status +
-                           (count > 1 ? " " + std::to_string(count) + " times" : "") +
+    run.warnings.push_back("the monitor of " + agent + (status.starts_with("killed") ? " was " : " ended with ") +
+                           status + (count > 1 ? " " + std::to_string(count) + " times" : "") +
                            ": system metrics are missing from then until it was started again");
   }
 }
@@ -252,7 +251,7 @@ void read_dumps(const fs::path& folder, RunProfile& run) {
     monitor.host = text(monitor.header, "host");
     warn_about(monitor_files[i].second, results[rank_files.size() + i], run.warnings);
     if (monitor.lost > 0) {
-      run.warnings.push_back("agent " + monitor_files[i].first + ": " + std::to_string(monitor.lost) +
+      run.warnings.push_back("the monitor of " + monitor_files[i].first + ": " + std::to_string(monitor.lost) +
                              " samples could not be written");
     }
   }

@@ -2,7 +2,6 @@
 // other files for a summary. The classes are for one thread, the functions for any.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "dtrain/analysis/run_history.h"
-#include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/profile/run_records.h"

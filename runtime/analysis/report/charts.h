@@ -1,7 +1,6 @@
 // The input of all sections (the run, its analysis, and one time axis for all charts), and the charts. Any thread.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -160,9 +159,6 @@ void write_curve_controls(Page& page);
 // restarts are marked; of several runs each line is a run. `first_metric` (searcher.metric) is drawn after the loss.
 // Returns the number of charts that did not fit.
 std::size_t write_curve_charts(Page& page, const std::vector<NamedCurves>& runs, const std::string& first_metric);
-
-// "nan or infinite 3 times, first in batch 120"; empty: all its values are finite.
-std::string non_finite_note(const Curve& curve);
 
 // A metric's value with as many digits as matter.
 std::string value_text(double value);

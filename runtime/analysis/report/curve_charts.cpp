@@ -18,6 +18,14 @@
 namespace dtrain::analysis::report {
 namespace {
 
+// "nan or infinite 3 times, first in batch 120"; empty: all its values are finite.
+std::string non_finite_note(const Curve& curve) {
+  const std::int64_t count = curve.non_finite();
+  if (count == 0) return {};
+  return fmt::format("nan or infinite {}, first in batch {}", count == 1 ? "once" : count_text(count) + " times",
+                     count_text(*curve.first_non_finite()));
+}
+
 constexpr std::size_t kMostCharts = 40;
 constexpr std::size_t kFewestPoints = 40;
 constexpr int kDigits = 6;
@@ -31,10 +39,6 @@ struct CurveGroup {
 
 bool is_metric(CurveKind kind) {
   return kind == CurveKind::kTraining || kind == CurveKind::kValidation;
-}
-
-const char* unit_of(CurveKind kind) {
-  return kind == CurveKind::kThroughput ? "samples/s" : "";
 }
 
 // Returns the groups in order: the loss, the metric by which the model is judged, the others by name, the rates.
@@ -60,7 +64,7 @@ std::vector<CurveGroup> curve_groups(const std::vector<NamedCurves>& runs, const
       continue;
     }
     const std::string title = is_metric(kind) && !together ? name + " (" + word_of(kind) + ")" : name;
-    groups.push_back({title, unit_of(kind), {kind}, name});
+    groups.push_back({title, kind == CurveKind::kThroughput ? "samples/s" : "", {kind}, name});
   }
   return groups;
 }
@@ -207,13 +211,6 @@ std::size_t write_curve_charts(Page& page, const std::vector<NamedCurves>& runs,
   for (std::size_t i = 0; i < groups.size(); ++i) page.chart(curve_chart(runs, groups[i], i, points));
   page.end_columns();
   return left_out;
-}
-
-std::string non_finite_note(const Curve& curve) {
-  const std::int64_t count = curve.non_finite();
-  if (count == 0) return {};
-  return fmt::format("nan or infinite {}, first in batch {}", count == 1 ? "once" : count_text(count) + " times",
-                     count_text(*curve.first_non_finite()));
 }
 
 std::string value_text(double value) {

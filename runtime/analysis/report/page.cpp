@@ -3,8 +3,6 @@
 #include <spdlog/fmt/fmt.h>
 #include <algorithm>
 
-#include "dtrain/base/text.h"
-
 namespace dtrain::analysis::report {
 namespace {
 

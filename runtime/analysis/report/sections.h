@@ -38,8 +38,6 @@ void write_completeness(Page& page, const Input& input);  // the gaps in these n
 
 // Returns the result of a rule; null: it was not evaluated.
 const Finding* find_rule(const Input& input, const std::string& name);
-// "stddev 3, n_outliers 10"
-std::string pairs_text(const Json& object);
 // Writes the aim of a rule, its parameters, its counts, the number of triggers or why it does not apply, and its advice
 // if it triggered. Writes nothing for a rule that was not evaluated.
 void write_rule(Page& page, const Input& input, const std::string& name);

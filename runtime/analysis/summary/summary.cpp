@@ -322,7 +322,7 @@ RunSummary summarize(const Evidence& evidence) {
     summary.ranks[i].waited_for_steps = evidence.waits.ranks[i].steps;
     summary.ranks[i].waited_for_s = evidence.waits.ranks[i].seconds;
   }
-  for (const MonitorProfile& monitor : run.monitors) summary.agents.push_back(summarize_agent(run, monitor));
+  for (const MonitorProfile& monitor : run.monitors) summary.monitors.push_back(summarize_monitor(run, monitor));
   return summary;
 }
 

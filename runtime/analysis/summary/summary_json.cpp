@@ -87,9 +87,9 @@ Json metrics_json(const std::vector<MetricSummary>& metrics) {
   return json;
 }
 
-Json agent_json(const AgentSummary& agent) {
+Json monitor_json(const MonitorSummary& monitor) {
   Json gpus = Json::array();
-  for (const GpuSummary& gpu : agent.gpus) {
+  for (const GpuSummary& gpu : monitor.gpus) {
     gpus.push_back({{"index", gpu.index},
                     {"uuid", gpu.uuid},
                     {"name", gpu.name},
@@ -98,10 +98,10 @@ Json agent_json(const AgentSummary& agent) {
                     {"total_memory_bytes", gpu.total_memory_bytes > 0 ? Json(gpu.total_memory_bytes) : Json(nullptr)},
                     {"metrics", metrics_json(gpu.metrics)}});
   }
-  return {{"agent", agent.agent},
-          {"host", agent.host},
-          {"samples", agent.samples},
-          {"metrics", metrics_json(agent.metrics)},
+  return {{"agent", monitor.agent},
+          {"host", monitor.host},
+          {"samples", monitor.samples},
+          {"metrics", metrics_json(monitor.metrics)},
           {"gpus", std::move(gpus)}};
 }
 
@@ -199,7 +199,7 @@ Json to_json(const RunSummary& s) {
     json["loss_scaling"] = {{"skipped_updates", l->skipped_updates}, {"scale", l->scale}, {"text", l->text}};
   }
   json["agents"] = Json::array();
-  for (const AgentSummary& agent : s.agents) json["agents"].push_back(agent_json(agent));
+  for (const MonitorSummary& monitor : s.monitors) json["agents"].push_back(monitor_json(monitor));
   json["look_at"] = s.look_at;
   json["warnings"] = s.warnings;
   return json;

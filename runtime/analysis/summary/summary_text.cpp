@@ -206,15 +206,15 @@ void write_metrics(TextWriter& out, const std::vector<MetricSummary>& metrics, c
   }
 }
 
-void write_agents(TextWriter& out, const RunSummary& s) {
-  for (const AgentSummary& agent : s.agents) {
-    if (agent.metrics.empty()) continue;
-    out.heading(fmt::format("Host {}{} ({})", agent.host.empty() ? agent.agent : agent.host,
-                            agent.host.empty() || agent.agent == agent.host ? "" : ", agent " + agent.agent,
-                            count_text(agent.samples, "sample")));
+void write_monitors(TextWriter& out, const RunSummary& s) {
+  for (const MonitorSummary& monitor : s.monitors) {
+    if (monitor.metrics.empty()) continue;
+    out.heading(fmt::format("Host {}{} ({})", monitor.host.empty() ? monitor.agent : monitor.host,
+                            monitor.host.empty() || monitor.agent == monitor.host ? "" : ", agent " + monitor.agent,
+                            count_text(monitor.samples, "sample")));
     out.line("  {:<24}{:>15}{:>15}{:>15}{:>15}", "", "mean", "p50", "p95", "max");
-    write_metrics(out, agent.metrics, "");
-    for (const GpuSummary& gpu : agent.gpus) {
+    write_metrics(out, monitor.metrics, "");
+    for (const GpuSummary& gpu : monitor.gpus) {
       std::string known = gpu.name;
       if (gpu.total_memory_bytes > 0) {
         known += (known.empty() ? "" : ", ") + format_bytes(static_cast<double>(gpu.total_memory_bytes));
@@ -240,7 +240,7 @@ std::string render_summary(const RunSummary& summary, const TextOptions& options
   write_gpu_memory(out, summary);
   write_communication(out, summary);
   write_history(out, summary);
-  write_agents(out, summary);
+  write_monitors(out, summary);
   if (!summary.warnings.empty()) {
     out.heading("Warnings");
     for (const std::string& warning : summary.warnings) out.line("  {} {}", out.styled("33", "!"), warning);

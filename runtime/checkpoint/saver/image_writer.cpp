@@ -59,10 +59,6 @@ constexpr std::chrono::seconds kAtIdlePriority{3};
 constexpr std::size_t kPartBytes = 8 * kPieceBytes;
 constexpr std::size_t kBlock = 4096;  // alignment of direct writes
 
-std::size_t whole_blocks(std::size_t bytes) {
-  return (bytes + kBlock - 1) / kBlock * kBlock;
-}
-
 class ImageFile {
  public:
   ImageFile(const OpenFolder& folder, const FileImage& image, const std::byte* data)
@@ -126,7 +122,7 @@ class ImageFile {
   std::size_t write_some(std::size_t offset, std::size_t size) {
     const bool direct = direct_;
     // The memory after the file's end belongs to the snapshot, too, so padding can be written; finish() cuts it off.
-    const std::size_t padded = direct ? whole_blocks(size) : size;
+    const std::size_t padded = direct ? (size + kBlock - 1) / kBlock * kBlock : size;
     if (padded > size) padded_ = true;
     const ssize_t count = ::pwrite(fd_.get(), data_ + offset, padded, static_cast<off_t>(offset));
     if (count < 0 && errno == EINTR) return 0;

@@ -386,9 +386,7 @@ int main(int argc, char** argv) {
           settings.at("starter_pid").get<pid_t>(), make_stderr_logger());
     return static_cast<int>(ExitCode::kDone);
   } catch (const std::exception& error) {
-    const auto* const typed = dynamic_cast<const Error*>(&error);
-    const std::string remedy = typed && !typed->remedy().empty() ? "; " + typed->remedy() : "";
-    std::fprintf(stderr, "dtrain-saver: %s%s\n", describe(error).c_str(), remedy.c_str());
+    std::fprintf(stderr, "dtrain-saver: %s\n", with_remedy(error).c_str());
     return static_cast<int>(ExitCode::kRunFailed);
   }
 }

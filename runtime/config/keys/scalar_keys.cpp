@@ -308,10 +308,6 @@ bool is_one_line(const std::string& text) {
   return !text.empty() && text.size() <= kLongestLine && std::none_of(text.begin(), text.end(), is_control);
 }
 
-bool is_filled(const std::string& text) {
-  return !text.empty();
-}
-
 }  // namespace
 
 void Keys::boolean(const Key& key, bool& value) {
@@ -360,7 +356,9 @@ void Keys::visit_word(const Key& key, std::string& value, std::vector<std::strin
 }
 
 const TextRule kAnyText{};
-const TextRule kName{.schema = R"({"minLength": 1})", .good = is_filled, .must_be = "a name"};
+const TextRule kName{.schema = R"({"minLength": 1})",
+                     .good = [](const std::string& text) { return !text.empty(); },
+                     .must_be = "a name"};
 const TextRule kOneLine{.schema = R"({"minLength": 1, "maxLength": 200, "pattern": "^[^\\x00-\\x1f]*$"})",
                         .good = is_one_line,
                         .must_be = "one line of 1 to 200 bytes"};

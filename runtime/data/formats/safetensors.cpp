@@ -6,7 +6,6 @@
 #include <cstring>
 #include <utility>
 
-#include "dtrain/base/error.h"
 #include "dtrain/data/formats.h"
 #include "dtrain/data/in_memory.h"
 #include "source_files.h"

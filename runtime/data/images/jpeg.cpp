@@ -33,12 +33,8 @@ struct ErrorManager {
   const std::byte* at;  // position of the reader at the error
 };
 
-ErrorManager* manager_of(j_common_ptr common) {
-  return reinterpret_cast<ErrorManager*>(common->err);
-}
-
 [[noreturn]] void leave(j_common_ptr common) {
-  ErrorManager* const errors = manager_of(common);
+  auto* const errors = reinterpret_cast<ErrorManager*>(common->err);
   errors->base.format_message(common, errors->message.data());
   errors->at = nullptr;
   if (common->is_decompressor) {

@@ -42,11 +42,6 @@ double symmetric_beta(double alpha, RandomStream& random) {
   return 1 / (1 + std::exp(b - a));
 }
 
-// Returns the row before row `i` in a batch of `rows`; before the first comes the last.
-std::size_t before(std::size_t i, std::size_t rows) {
-  return i == 0 ? rows - 1 : i - 1;
-}
-
 std::vector<float> probabilities(const HostBatch& batch, const Field& label, std::int64_t classes) {
   const auto rows = static_cast<std::size_t>(batch.samples), width = static_cast<std::size_t>(classes);
   std::vector<float> result(rows * width);
@@ -56,14 +51,14 @@ std::vector<float> probabilities(const HostBatch& batch, const Field& label, std
     return result;
   }
   for (std::size_t i = 0; i < rows; ++i) {
-    std::int64_t label = 0;
-    std::memcpy(&label, from + i * sizeof label, sizeof label);
-    if (label < 0 || label >= classes) {
-      throw DataError("a sample has class " + std::to_string(label) +
+    std::int64_t sample_class = 0;
+    std::memcpy(&sample_class, from + i * sizeof sample_class, sizeof sample_class);
+    if (sample_class < 0 || sample_class >= classes) {
+      throw DataError("a sample has class " + std::to_string(sample_class) +
                           ", but the transform says classes: " + std::to_string(classes),
                       "correct classes: of mixup or cutmix");
     }
-    result[i * width + static_cast<std::size_t>(label)] = 1;
+    result[i * width + static_cast<std::size_t>(sample_class)] = 1;
   }
   return result;
 }
@@ -77,7 +72,7 @@ void mix_labels(HostBatch& batch, const Field& label, std::int64_t classes, floa
   std::vector<float> row(width);
   for (std::size_t i = 0; i < rows; ++i) {
     const float* const a = own.data() + i * width;
-    const float* const b = own.data() + before(i, rows) * width;
+    const float* const b = own.data() + (i == 0 ? rows - 1 : i - 1) * width;  // the row before; of the first, the last
     for (std::size_t c = 0; c < width; ++c) row[c] = a[c] * share + b[c] * (1 - share);
     std::memcpy(memory.get() + i * width * sizeof(float), row.data(), width * sizeof(float));
   }

@@ -12,7 +12,6 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
-#include "plan/launch_plan.h"
 
 namespace dtrain::launcher {
 
@@ -249,7 +248,7 @@ std::filesystem::path batch_output(const std::filesystem::path& run_dir) {
   return run_dir / "launch" / "slurm.log";
 }
 
-std::string batch_script(const PlacedLaunch& placed, const BatchJob& job) {
+std::string batch_script(const PlacedLaunch& placed, const SbatchJob& job) {
   const std::string run_dir = job.run_dir.empty() ? "runs/NNNN-name" : job.run_dir.string();
   SbatchLines lines;
   lines.add("the experiment's name", "--job-name=" + shell_quoted(placed.experiment.name));

@@ -51,7 +51,7 @@ std::vector<std::string> srun_arguments(const PlacedLaunch& placed, const std::v
 std::string slurm_hostfile(const PlacedLaunch& placed);
 
 // The contents of the script of a job that makes this launch in an allocation of its own.
-struct BatchJob {
+struct SbatchJob {
   std::filesystem::path dtrain;      // this program
   std::filesystem::path experiment;  // absolute
   std::filesystem::path contents;    // absolute; read in the place of the experiment; empty: the experiment itself
@@ -62,7 +62,7 @@ struct BatchJob {
 };
 // ConfigError if an option, the name or a path has a line break: sbatch reads options line by line, and the text after
 // a line break would be a command of the script.
-std::string batch_script(const PlacedLaunch& placed, const BatchJob& job);
+std::string batch_script(const PlacedLaunch& placed, const SbatchJob& job);
 std::filesystem::path batch_output(const std::filesystem::path& run_dir);
 
 }  // namespace dtrain::launcher

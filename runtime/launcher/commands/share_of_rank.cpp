@@ -6,18 +6,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <limits>
-#include <utility>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
-#include "dtrain/host/cpu.h"
 #include "dtrain/host/network.h"
 #include "dtrain/host/rank_threads.h"
 #include "dtrain/launcher/internal_commands.h"
-#include "dtrain/rank/environment.h"
 #include "dtrain/rank/libtorch.h"
-#include "dtrain/scheduler/cluster_agents.h"
 #include "dtrain/scheduler/core_groups.h"
 #include "plan/launch_plan.h"
 
@@ -118,12 +114,6 @@ ShareOfRank gpus_of_rank(const rank::Variables& variables, int rank, const std::
 
 namespace {
 
-std::vector<std::vector<int>> cpus_of(const std::vector<host::Core>& cores) {
-  std::vector<std::vector<int>> cpus;
-  for (const host::Core& core : cores) cpus.push_back(core.cpus);
-  return cpus;
-}
-
 std::optional<int> threads_granted(const rank::SlotOfRank& slot, const CoresOfHost& host) {
   std::size_t cpus = 0;
   for (const host::Core& core : host.cores) cpus += core.cpus.size();
@@ -131,7 +121,7 @@ std::optional<int> threads_granted(const rank::SlotOfRank& slot, const CoresOfHo
 }
 
 void keep_cores(ShareOfRank& share, const rank::SlotOfRank& slot, const CoresOfHost& host) {
-  const std::vector<std::vector<int>> cpus = cpus_of(host.cores);
+  const std::vector<std::vector<int>> cpus = scheduler::cpus_of(host.cores);
   const int cores = scheduler::count_cores(cpus, share.cpus);
   if (host.by_slurm && slot.cores > cores && std::cmp_less_equal(slot.cores, share.cpus.size())) return;
   if (slot.cores > cores) {
@@ -145,7 +135,7 @@ void keep_cores(ShareOfRank& share, const rank::SlotOfRank& slot, const CoresOfH
 }
 
 ShareOfRank all_cores_of(const rank::SlotOfRank& slot, const CoresOfHost& host) {
-  const std::vector<std::vector<int>> cpus = cpus_of(host.cores);
+  const std::vector<std::vector<int>> cpus = scheduler::cpus_of(host.cores);
   if (!slot.cpus.empty()) return {.cpus = slot.cpus, .threads = scheduler::count_cores(cpus, slot.cpus)};
   const auto index = static_cast<std::size_t>(slot.index);
   if (!slot.of_cores || std::cmp_greater(slot.slots, host.cores.size())) {
@@ -159,6 +149,13 @@ ShareOfRank all_cores_of(const rank::SlotOfRank& slot, const CoresOfHost& host) 
   std::vector<host::RankThreads> threads;
   for (const std::vector<int>& group : groups) threads.push_back({.threads = static_cast<int>(group.size())});
   return {.cpus = scheduler::cpus_of(host.cores, groups[index]), .threads = host::threads_of_all(threads).threads};
+}
+
+void bind_to(const std::vector<int>& cpus) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus) CPU_SET(cpu, &set);
+  if (::sched_setaffinity(0, sizeof set, &set) != 0) throw SystemError("cannot bind a rank to its cores", errno);
 }
 
 }  // namespace
@@ -176,17 +173,6 @@ void keep_to_slot(ShareOfRank& share, const rank::SlotOfRank& slot, const CoresO
                       ? slot.threads
                       : host::threads_on(share.threads, share.cpus.size(), threads_granted(slot, host)).threads;
 }
-
-namespace {
-
-void bind_to(const std::vector<int>& cpus) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (const int cpu : cpus) CPU_SET(cpu, &set);
-  if (::sched_setaffinity(0, sizeof set, &set) != 0) throw SystemError("cannot bind a rank to its cores", errno);
-}
-
-}  // namespace
 
 void start_rank(const std::vector<std::string>& command) {
   const std::string host = host::host_identity().name;

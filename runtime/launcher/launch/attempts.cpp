@@ -1,19 +1,14 @@
 #include "launch/attempts.h"
 
 #include <algorithm>
-#include <chrono>
 #include <csignal>
-#include <optional>
 #include <utility>
 
 #include "commands/job_command.h"
-#include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/host/processes.h"
-#include "dtrain/rank/resume.h"
-#include "dtrain/rank/run_folder.h"
-#include "dtrain/rank/screen.h"
 #include "entrypoint.h"
+#include "launch/slurm_submit.h"
 
 namespace dtrain::launcher {
 namespace {

@@ -5,7 +5,6 @@
 #include <poll.h>
 
 #include <chrono>
-#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
@@ -164,31 +163,5 @@ class WatchedRanks {
 // Watches the ranks of one attempt until the last has ended: passes interrupts on, updates the task's state, and ends
 // ranks that hang.
 void watch_ranks(const Attempt& attempt, WatchedRanks& ranks);
-
-// `dtrain launch` and `dtrain run` on one of several hosts that Kubernetes, or a user, starts it on (PET_*): this
-// host's ranks, which join those of the other hosts. There is no launcher for all hosts. Rank 0 makes the run's folder.
-
-// Starts this host's ranks and waits until they have ended. SIGTERM and SIGINT are passed on. When one fails, the
-// others of this host get some time to stop by themselves, and are then ended. Returns the exit code, as launch() does.
-// ConfigError before any rank starts.
-ExitCode launch_node(const LaunchRequest& request, const rank::NodeEnvironment& node, const rank::Variables& variables);
-
-// `launcher: slurm` outside an allocation: the launch becomes a job that sbatch submits, in which `dtrain launch`
-// starts the ranks with srun. Plain functions; one thread.
-
-// Returns the script that would be submitted; empty: this launch submits none. ConfigError as batch_script().
-std::string batch_script_of(const PlacedLaunch& placed, const rank::Variables& variables);
-
-// Submits the job, prints its output until it has ended, and passes interrupts on to it. The launch in the job writes
-// the run's folder and reports the outcome (Outcome::reported).
-Outcome submit_and_follow(const Attempt& attempt);
-
-// True if this process is the Slurm job that a launch has submitted for the run in this folder.
-bool is_job_of(const std::filesystem::path& run_dir, const rank::Variables& variables);
-
-// Called in that job after its run was stopped with a checkpoint: queues the job again, unless the user has stopped it
-// or Slurm ends it for another reason. Slurm then ends this process. Returns a line that says what was done; empty:
-// nothing. SystemError.
-std::string requeue_job(const rank::RunFolder& folder, const rank::Variables& variables);
 
 }  // namespace dtrain::launcher

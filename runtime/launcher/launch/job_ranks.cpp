@@ -4,25 +4,18 @@
 #include <csignal>
 #include <cstring>
 #include <regex>
-#include <utility>
 
 #include <fcntl.h>
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/rank/screen.h"
 #include "dtrain/scheduler/rank_mark.h"
-#include "launch/attempts.h"
 
 namespace dtrain::launcher {
 namespace {
-
-std::string one_line(const std::string& text) {
-  return std::regex_replace(text, std::regex("\\s+"), " ");
-}
 
 // Returns the signal whose strsignal() text begins `name`, as in srun's messages; 0: none.
 int signal_called(const std::string& name) {
@@ -35,7 +28,7 @@ int signal_called(const std::string& name) {
 }  // namespace
 
 JobWords read_mpirun_words(const std::string& text) {
-  const std::string words = one_line(text);
+  const std::string words = std::regex_replace(text, std::regex("\\s+"), " ");
   JobWords result;
   std::smatch found;
   if (std::regex_search(words, found,

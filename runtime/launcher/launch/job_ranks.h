@@ -181,9 +181,6 @@ class SecretFile {
   std::filesystem::path path_;
 };
 
-// Returns a random name in /tmp, a folder that every host has.
-std::filesystem::path temporary_secret_path();
-
 // Commands on the other hosts of a run, over the remote shell that mpirun uses (ssh): they find the fault of a host,
 // hand out the secret, and collect the host's files. They block for a bounded time; one thread.
 

@@ -6,7 +6,6 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <optional>
 #include <span>
 #include <thread>
 #include <utility>
@@ -15,11 +14,9 @@
 
 #include "commands/job_command.h"
 #include "dtrain/base/clock.h"
-#include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/checkpoint/checkpoint.h"
-#include "dtrain/config/experiment.h"
 #include "dtrain/host/processes.h"
 #include "dtrain/launcher/launch.h"
 #include "dtrain/launcher/summary_text.h"
@@ -33,7 +30,9 @@
 #include "dtrain/rank/screen.h"
 #include "launch/attempts.h"
 #include "launch/launch_task.h"
+#include "launch/local_ranks.h"
 #include "launch/run_texts.h"
+#include "launch/slurm_submit.h"
 #include "plan/launch_plan.h"
 
 namespace dtrain::launcher {
@@ -159,16 +158,14 @@ LaunchedRun open_launched_run(const LaunchPlan& plan, const rank::Variables& var
   return opened;
 }
 
-// "rank 0", "ranks 0, 2-7": ascending.
-std::string ranks_text(const std::vector<int>& ranks) {
-  return (ranks.size() == 1 ? "rank " : "ranks ") + ranges_text(ranks, ", ", /*shortest=*/2);
-}
-
 void report(const Failure& failure, const rank::RunFolder& folder) {
   std::string text = "dtrain: the run failed: " + failure.cause + "\n";
   if (!failure.remedy.empty()) text += "  " + failure.remedy + "\n";
   if (!failure.status.empty()) text += "  " + failure.status + "\n";
-  if (!failure.followers.empty()) text += "  " + ranks_text(failure.followers) + " stopped because of it\n";
+  if (!failure.followers.empty()) {
+    text += (failure.followers.size() == 1 ? "  rank " : "  ranks ") +
+            ranges_text(failure.followers, ", ", /*shortest=*/2) + " stopped because of it\n";
+  }
   if (!failure.lines.empty()) {
     const bool log = failure.said_by.empty();
     text += log ? "  the last lines of " + folder.log(failure.rank).string() + ":\n"

@@ -7,8 +7,6 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
 #include "dtrain/base/limits.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/screen.h"
@@ -27,10 +25,6 @@ constexpr const char* kIndent = "            ";
 
 void put(int from, int to) {
   if (::dup2(from, to) < 0) throw SystemError("cannot redirect descriptor " + std::to_string(to), errno);
-}
-
-std::string queued_row(const LaunchTask& task, const scheduler::Waiting& waiting) {
-  return "queued      task " + std::to_string(task.id()) + " waits: " + waiting.reason + "\n";
 }
 
 // Returns advice on how to shorten the wait.
@@ -182,7 +176,7 @@ std::optional<scheduler::Claim> wait_in_queue(const LaunchPlan& plan, const std:
   };
   bool first = true;
   auto claim = task.wait_for_slots(signals, [&](const scheduler::Waiting& waiting) {
-    std::string text = queued_row(task, waiting);
+    std::string text = "queued      task " + std::to_string(task.id()) + " waits: " + waiting.reason + "\n";
     if (std::exchange(first, false)) text += advice(waiting);
     rank::print(text);
     tell(text);

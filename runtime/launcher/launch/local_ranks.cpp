@@ -10,9 +10,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/unix_socket.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/host/processes.h"
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/scheduler/rank_mark.h"
 #include "entrypoint.h"
@@ -343,7 +341,7 @@ Outcome run_local(const Attempt& attempt) {
   if (!monitor_status.success() && !lost_records) {
     attempt.events.write("agent_ended", {{"agent", placed.host}, {"status", monitor_status.describe()}});
     attempt.screen.line(
-        "dtrain: warning: the profiling agent of this host did not end as it should: " + monitor_status.describe() +
+        "dtrain: warning: the monitor of this host did not end as it should: " + monitor_status.describe() +
         "; the last records may be missing from the profile, its log is in " + attempt.folder.logs().string());
   }
   return outcome;

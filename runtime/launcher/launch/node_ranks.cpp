@@ -1,4 +1,4 @@
-#include "launch/attempts.h"
+#include "launch/local_ranks.h"
 
 #include <algorithm>
 #include <chrono>

@@ -70,10 +70,6 @@ SecretFile::~SecretFile() {
   ::unlink(path_.c_str());
 }
 
-std::filesystem::path temporary_secret_path() {
-  return "/tmp/dtrain-secret-" + random_hex(16);
-}
-
 RemoteHosts::Answer RemoteHosts::ask(const std::string& host, const std::string& script, int output,
                                      std::chrono::milliseconds patience, const std::string& input) const {
   const fs::path errors = fs::temp_directory_path() / ("dtrain-ask-" + random_hex(8));
@@ -271,7 +267,8 @@ Outcome run_mpi(const Attempt& attempt) {
 
   rank::LauncherContact contact = plane.contact();
   contact.on_gpus = placed.on_gpus();
-  const SecretFile secret(temporary_secret_path(), contact.secrets);
+  // Every host has /tmp.
+  const SecretFile secret("/tmp/dtrain-secret-" + random_hex(16), contact.secrets);
   contact.secret_file = secret.path();
   if (const auto problems = hosts.hand_out(placed, secret.path(), to_text(contact.secrets)); !problems.empty()) {
     contact.secret_file.clear();

@@ -2,12 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cmath>
-#include <cstdlib>
 #include <exception>
-#include <filesystem>
-#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>

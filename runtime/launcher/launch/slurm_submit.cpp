@@ -1,4 +1,4 @@
-#include "launch/attempts.h"
+#include "launch/slurm_submit.h"
 
 #include <csignal>
 
@@ -10,7 +10,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
-#include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/screen.h"
@@ -42,13 +41,13 @@ std::string trimmed_file(const fs::path& path) {
   return without_line_end(read_file(path));
 }
 
-BatchJob job_of(const PlacedLaunch& placed, const fs::path& run_dir, const std::string& token) {
-  BatchJob job{.dtrain = executable_path(),
-               .experiment = fs::absolute(placed.experiment.file).lexically_normal(),
-               .contents = placed.asked.contents,
-               .run_dir = run_dir,
-               .folder = fs::current_path(),
-               .token = token};
+SbatchJob job_of(const PlacedLaunch& placed, const fs::path& run_dir, const std::string& token) {
+  SbatchJob job{.dtrain = executable_path(),
+                .experiment = fs::absolute(placed.experiment.file).lexically_normal(),
+                .contents = placed.asked.contents,
+                .run_dir = run_dir,
+                .folder = fs::current_path(),
+                .token = token};
   const fs::path& cluster = placed.cluster.cluster.file;
   if (!cluster.empty()) job.cluster = fs::absolute(cluster).lexically_normal();
   return job;

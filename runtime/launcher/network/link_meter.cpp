@@ -7,10 +7,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <memory>
-#include <vector>
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -19,8 +17,6 @@
 #include <sys/socket.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
-#include "dtrain/base/json.h"
 #include "dtrain/base/limits.h"
 #include "dtrain/base/numeric.h"
 #include "dtrain/base/text.h"
@@ -39,8 +35,13 @@ void set_up(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent_bytes, sizeof unsent_bytes);
 }
 
-}  // namespace
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t size = 0;
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+};
 
+// CommError: `address` is no IP address.
 SocketAddress socket_address(const std::string& address, int port) {
   const auto ip = host::network_of(address);
   if (!ip) throw CommError("'" + address + "' is no IP address");
@@ -60,6 +61,8 @@ SocketAddress socket_address(const std::string& address, int port) {
   }
   return result;
 }
+
+}  // namespace
 
 LinkStream::LinkStream(UniqueFd fd, Time deadline) : fd_(std::move(fd)), deadline_(deadline) {
   set_up(fd_.get());
@@ -210,6 +213,16 @@ void answer_meter(UniqueFd fd, const LinkKey& key) {
   }
 }
 
+constexpr std::size_t kLongestErrors = 16 * 1024;
+constexpr int kMostNoise = 200;  // lines that a login may print before the greeting
+
+// Makes a socket for standard input: unlike with a pipe, a write does not kill this process when the reader is gone.
+Pipe make_socket_pair() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw SystemError("cannot make a socket", errno);
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
 }  // namespace
 
 LinkServer::LinkServer(const std::string& address, LinkKey key) : key_(std::move(key)) {
@@ -280,20 +293,6 @@ double measure_bandwidth(const LinkTarget& target, const LinkKey& key, Nanosecon
   if (nanoseconds <= 0) throw CommError("nothing arrived in " + std::to_string(to_seconds(sending)) + " s");
   return bytes * 8 * 1e9 / nanoseconds;
 }
-
-namespace {
-
-constexpr std::size_t kLongestErrors = 16 * 1024;
-constexpr int kMostNoise = 200;  // lines that a login may print before the greeting
-
-// Makes a socket for standard input: unlike with a pipe, a write does not kill this process when the reader is gone.
-Pipe make_socket_pair() {
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw SystemError("cannot make a socket", errno);
-  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
-}
-
-}  // namespace
 
 ProbeSession::ProbeSession(std::string host, const std::vector<std::string>& command)
     : host_(std::move(host)), program_(command.front()), process_([&] {

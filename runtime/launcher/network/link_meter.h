@@ -5,13 +5,9 @@
 
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
-
-#include <sys/socket.h>
 
 #include "dtrain/base/clock.h"
 #include "dtrain/base/file.h"
@@ -60,14 +56,6 @@ Nanoseconds measure_round_trip(const LinkTarget& target, const LinkKey& key);
 // Bits per second that arrive at the server while this end sends for `duration`. The first part does not count: TCP
 // needs it to reach full speed, and a traffic shaper lets a burst pass. CommError as above.
 double measure_bandwidth(const LinkTarget& target, const LinkKey& key, Nanoseconds duration);
-
-struct SocketAddress {
-  sockaddr_storage storage{};
-  socklen_t size = 0;
-  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
-};
-// CommError: `address` is no IP address.
-SocketAddress socket_address(const std::string& address, int port);
 
 // One end of a measuring connection: bounded reads and writes with a deadline, and the proof that the other end knows
 // the secret. For tests besides link_meter.cpp. One thread.

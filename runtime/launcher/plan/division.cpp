@@ -19,7 +19,6 @@
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/rank/checkpoint_folder.h"
 #include "dtrain/rank/screen.h"
 #include "dtrain/scheduler/core_groups.h"
 #include "machine_limits.h"

@@ -194,12 +194,6 @@ std::string why_no_cuda_here(const config::Experiment& experiment, const ChosenS
                                                                : given->second);
 }
 
-std::vector<std::vector<int>> cpus_of_cores(const std::vector<host::Core>& cores) {
-  std::vector<std::vector<int>> cpus;
-  for (const host::Core& core : cores) cpus.push_back(core.cpus);
-  return cpus;
-}
-
 // ConfigError: the experiment asks for more cores than a declared slot has, on an agent where it is placed.
 void check_slots_have_cores(const ChosenSlots& chosen, const scheduler::Placement& placement) {
   const int wanted = chosen.request.cores_per_slot;
@@ -220,7 +214,7 @@ void check_slots_have_cores(const ChosenSlots& chosen, const scheduler::Placemen
 void keep_first_cores(rank::RankPlacement& rank, const LaunchPlan& plan) {
   const int wanted = plan.request.cores_per_slot;
   if (wanted == 0 || rank.cpus.empty()) return;
-  rank.cpus = scheduler::first_cores(cpus_of_cores(plan.cluster.cores), rank.cpus, wanted);
+  rank.cpus = scheduler::first_cores(scheduler::cpus_of(plan.cluster.cores), rank.cpus, wanted);
   const bool all_cpus = rank.most_threads > rank.threads;
   rank.cores = std::min(rank.cores, wanted);
   rank.threads = std::min(rank.threads, rank.cores);
@@ -273,7 +267,7 @@ void take_cores(rank::RankPlacement& rank, const scheduler::SlotRequest& request
     rank.cores = static_cast<int>(numbers.size());
     return;
   }
-  const auto cpus = cpus_of_cores(cluster.cores);
+  const auto cpus = scheduler::cpus_of(cluster.cores);
   if (share.cores.size() > agent.slots.size()) {
     rank.cpus = scheduler::divide_cores(cpus, static_cast<int>(share.cores.size())).slots[i].cpus;
     rank.cores = scheduler::count_cores(cpus, rank.cpus);

@@ -7,7 +7,6 @@
 #include "dtrain/analysis/findings.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "dtrain/config/experiment.h"
 #include "dtrain/host/network.h"
 #include "dtrain/host/rank_threads.h"
 #include "dtrain/rank/checkpoint_folder.h"
@@ -71,11 +70,6 @@ std::string batch_text(const PlacedLaunch& placed) {
   return text;
 }
 
-// Returns the name of a MIG instance, or the number of any other GPU.
-std::string gpu_text(const rank::PlacedGpu& gpu) {
-  return gpu.index >= 0 ? std::to_string(gpu.index) : gpu.uuid;
-}
-
 std::string render_ranks(const PlacedLaunch& placed) {
   std::size_t width = 8;
   for (const rank::RankPlacement& rank : placed.ranks) width = std::max(width, ranges_text(rank.cpus).size());
@@ -89,7 +83,10 @@ std::string render_ranks(const PlacedLaunch& placed) {
     char head[256];
     std::snprintf(head, sizeof head, "%4d  %-16s  ", rank.rank, rank.host.c_str());
     char gpu[256] = "";
-    if (rank.gpu) std::snprintf(gpu, sizeof gpu, "%-4s  ", gpu_text(*rank.gpu).c_str());
+    if (rank.gpu) {  // a MIG instance has a name and no number
+      const std::string text = rank.gpu->index >= 0 ? std::to_string(rank.gpu->index) : rank.gpu->uuid;
+      std::snprintf(gpu, sizeof gpu, "%-4s  ", text.c_str());
+    }
     char threads[32], batch[32] = "";
     std::snprintf(threads, sizeof threads, "  %7d", rank.threads);
     if (has_batch) std::snprintf(batch, sizeof batch, "  %5lld", static_cast<long long>(placed.split.per_slot));

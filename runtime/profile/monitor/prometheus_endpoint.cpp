@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <charconv>
 #include <cmath>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -13,7 +12,6 @@
 #include <netdb.h>
 #include <sys/socket.h>
 
-#include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 
 namespace dtrain::profile {

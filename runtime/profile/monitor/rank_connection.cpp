@@ -55,11 +55,11 @@ void RankConnection::introduce(const Json& hello, UnixMessage& message) {
   const int rank = hello.value("rank", -1);
   const int protocol = hello.value("protocol", 0);
   if (protocol != kProtocolVersion) {
-    refuse("it speaks version " + std::to_string(protocol) + " of the protocol, this agent version " +
+    refuse("it speaks version " + std::to_string(protocol) + " of the protocol, this monitor version " +
            std::to_string(kProtocolVersion));
   }
   if (!facts_.ranks.contains(rank)) {
-    refuse("agent '" + facts_.agent_id + "' does not expect a rank " + std::to_string(rank) + " on its host");
+    refuse("the monitor of '" + facts_.agent_id + "' does not expect a rank " + std::to_string(rank) + " on its host");
   }
   // A second writer would damage the dump of the first.
   if (is_connected_(rank)) refuse("rank " + std::to_string(rank) + " is connected already");

@@ -6,8 +6,6 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include <sys/stat.h>
 
@@ -20,7 +18,6 @@
 #include "dtrain/host/network.h"
 #include "dtrain/rank/checkpoint_folder.h"
 #include "dtrain/rank/plan_file.h"
-#include "dtrain/rank/run_folder.h"
 
 namespace dtrain::rank {
 

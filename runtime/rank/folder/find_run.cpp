@@ -56,6 +56,18 @@ bool holds_run(const fs::path& path) {
   return fs::exists(path / "experiment.yaml", code) || fs::exists(path / "events.jsonl", code);
 }
 
+// True if the process that the event names is still there. The same number with another start time is a later process.
+bool is_alive(const Json& event) {
+  const std::uint64_t ticks = host::start_ticks(value_at<int>(event, "pid").value_or(0));
+  return ticks != 0 && ticks == value_at<std::uint64_t>(event, "start_ticks").value_or(ticks);
+}
+
+std::string name_of(const Json& event) {
+  const int rank = value_at<int>(event, "rank").value_or(-1);
+  return (rank < 0 ? "its launcher" : "rank " + std::to_string(rank)) + " (pid " +
+         std::to_string(value_at<int>(event, "pid").value_or(0)) + ")";
+}
+
 }  // namespace
 
 std::optional<int> RunFolder::number() const {
@@ -168,22 +180,6 @@ std::string reference_of(const RunFolder& folder) {
   }
   return shown_path(folder.path);
 }
-
-namespace {
-
-// True if the process that the event names is still there. The same number with another start time is a later process.
-bool is_alive(const Json& event) {
-  const std::uint64_t ticks = host::start_ticks(value_at<int>(event, "pid").value_or(0));
-  return ticks != 0 && ticks == value_at<std::uint64_t>(event, "start_ticks").value_or(ticks);
-}
-
-std::string name_of(const Json& event) {
-  const int rank = value_at<int>(event, "rank").value_or(-1);
-  return (rank < 0 ? "its launcher" : "rank " + std::to_string(rank)) + " (pid " +
-         std::to_string(value_at<int>(event, "pid").value_or(0)) + ")";
-}
-
-}  // namespace
 
 RunState read_state(const RunFolder& folder) {
   RunState state;

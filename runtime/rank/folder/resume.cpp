@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstdint>
 #include <optional>
 #include <set>
 #include <thread>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/checkpoint/saver.h"
@@ -18,7 +16,6 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/checkpoint_folder.h"
 #include "dtrain/rank/plan_file.h"
-#include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/screen.h"
 
 namespace dtrain::rank {

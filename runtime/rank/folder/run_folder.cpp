@@ -13,9 +13,6 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 
-#include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
-#include "dtrain/base/json.h"
 #include "dtrain/base/limits.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/checkpoint/checkpoint.h"
@@ -46,6 +43,9 @@ fs::path make_numbered(const std::string& name) {
   if (::mkdir(path.c_str(), 0777) != 0) throw SystemError("cannot make the run's folder " + path.string(), errno);
   return path;
 }
+
+constexpr const char* kDeleted = " (deleted)";  // the kernel's words
+constexpr const char* kMoved = "was moved to ";
 
 }  // namespace
 
@@ -127,13 +127,6 @@ Json run_ended(ExitCode exit_code, const std::string& cause) {
   if (!cause.empty()) fields["cause"] = cause;
   return fields;
 }
-
-namespace {
-
-constexpr const char* kDeleted = " (deleted)";  // the kernel's words
-constexpr const char* kMoved = "was moved to ";
-
-}  // namespace
 
 FolderWatch::FolderWatch(fs::path folder)
     : folder_(std::move(folder)), fd_(::open(folder_.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)) {

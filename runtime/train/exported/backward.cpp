@@ -189,14 +189,14 @@ void LostBackward::see_returned_input(const std::vector<CodeLine>& lines, const 
   found_.emplace("the backward hook of " + (path.empty() ? "the model" : "the module '" + path + "'"), kRemoveHook);
 }
 
-std::optional<LostBackward::Finding> LostBackward::finding() const {
+std::optional<LostBackward::Problem> LostBackward::problem() const {
   if (found_.empty()) return std::nullopt;
   std::vector<std::string> shown;
   for (const auto& [what, remedy] : found_) {
     if (shown.size() < kMostShown) shown.push_back(what);
   }
   const std::size_t left = found_.size() - shown.size();
-  return Finding{"lacks backward code of its author, for torch.export writes the forward pass alone: " +
+  return Problem{"lacks backward code of its author, for torch.export writes the forward pass alone: " +
                      join(shown, "; ") + (left > 0 ? "; and " + std::to_string(left) + " more" : ""),
                  found_.begin()->second};
 }

@@ -181,10 +181,6 @@ bool ends_with_any(std::string_view name, std::initializer_list<std::string_view
   return std::any_of(ends.begin(), ends.end(), [&](std::string_view end) { return name.ends_with(end); });
 }
 
-bool is_norm(const Instruction& instruction) {
-  return instruction.module_class.find("Norm") != std::string::npos;
-}
-
 // Maps each value that is a stored tensor, or a view of one, to that tensor.
 class Buffers {
  public:
@@ -291,7 +287,8 @@ void prepare_evaluation(Program& program) {
       Stored* const stored = alias && alias->isWrite() ? buffers.of(instruction.operands[i]) : nullptr;
       if (!stored || name == "detach_") continue;
       stored->changed = true;
-      if (i == 0 && is_norm(instruction) && stored->name.ends_with("num_batches_tracked")) {
+      const bool is_norm = instruction.module_class.find("Norm") != std::string::npos;
+      if (i == 0 && is_norm && stored->name.ends_with("num_batches_tracked")) {
         instruction.skipped_in_evaluation = true;
       } else if (!modal_of(instruction)) {
         refuse("it changes its " + std::string(stored->kind == Stored::Kind::kParameter ? "parameter" : "buffer") +

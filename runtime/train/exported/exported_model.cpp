@@ -11,7 +11,6 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "exported/evaluation_mode.h"
 #include "exported/weights.h"
 
 namespace dtrain::exported {
@@ -32,10 +31,6 @@ std::string describe(const at::Tensor& tensor) {
 bool is_registered(const Stored& stored) {
   return stored.kind == Stored::Kind::kParameter ||
          (stored.kind == Stored::Kind::kBuffer && (stored.persistent || stored.changed));
-}
-
-const char* kind_word(const Stored& stored) {
-  return stored.kind == Stored::Kind::kParameter ? "parameter" : "buffer";
 }
 
 }  // namespace
@@ -86,7 +81,7 @@ std::vector<at::Tensor> ExportedModel::tensors_of(const torch::nn::Module& train
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const Stored& stored = program_.stored[i];
     if (!is_registered(stored)) continue;
-    const std::string what = std::string(kind_word(stored)) + " '" + stored.name + "'";
+    const std::string what = (stored.kind == Stored::Kind::kParameter ? "parameter '" : "buffer '") + stored.name + "'";
     const auto found = of_trained.find(stored.name);
     if (found == of_trained.end()) {
       throw ConfigError("model: " + archive_.file().string() + " has a " + what + ", which " + trained_file.string() +

@@ -8,7 +8,6 @@
 #include <torch/version.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/text.h"
 
 namespace dtrain::exported {
 namespace {

@@ -24,12 +24,12 @@ class LostBackward {
   // Examines a node. `without_gradients`: the node is in torch.no_grad().
   void see(const Json& node, bool without_gradients);
 
-  struct Finding {
+  struct Problem {
     std::string what;  // the continuation of "the file"
     std::string remedy;
   };
-  // Returns the finding over all nodes seen; empty: no backward code is lost.
-  std::optional<Finding> finding() const;
+  // Returns the problem over all nodes seen; empty: no backward code is lost.
+  std::optional<Problem> problem() const;
   // Returns the lines that call either a function or a module; the file does not tell which.
   std::vector<std::string> suspects() const { return {suspects_.begin(), suspects_.end()}; }
 
@@ -38,7 +38,7 @@ class LostBackward {
   void see_returned_input(const std::vector<CodeLine>& lines, const std::vector<EnteredModule>& modules);
   void add(const std::string& what, const CodeLine& line, const char* remedy);
 
-  std::map<std::string, const char*> found_;  // finding with its line -> remedy
+  std::map<std::string, const char*> found_;  // problem with its line -> remedy
   std::set<std::string> suspects_;
 };
 

@@ -120,10 +120,6 @@ bool read_place(std::string_view line, CodeLine& place) {
 constexpr int kDeepestTree = 64;
 constexpr std::size_t kMostLeaves = 100'000;
 
-std::string name_of_key(const Json& key) {
-  return key.is_string() ? key.get<std::string>() : key.dump();
-}
-
 // Returns the names of a node's children; empty: the children have only numbers.
 std::vector<std::string> child_names(const Json& node, const NamedTuples& named_tuples) {
   const auto context = node.find("context");
@@ -138,7 +134,7 @@ std::vector<std::string> child_names(const Json& node, const NamedTuples& named_
   if (keys.is_object() && keys.contains("dict_context")) keys = Json(keys["dict_context"]);
   std::vector<std::string> names;
   if (keys.is_array()) {
-    for (const Json& key : keys) names.push_back(name_of_key(key));
+    for (const Json& key : keys) names.push_back(key.is_string() ? key.get<std::string>() : key.dump());
   }
   return names;
 }

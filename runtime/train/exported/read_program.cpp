@@ -87,7 +87,7 @@ class ProgramReader {
     return std::move(program_);
   }
   const std::map<std::string, std::string>& unsupported() const { return builder_.unsupported(); }
-  std::optional<LostBackward::Finding> lost_backward() const { return builder_.lost_backward().finding(); }
+  std::optional<LostBackward::Problem> lost_backward() const { return builder_.lost_backward().problem(); }
   std::string refused;  // the first input or output that is not supported; empty: none
   std::string remedy;
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
-#include <utility>
 
 #include <ATen/ATen.h>
 #include <ATen/ScalarOps.h>

@@ -22,9 +22,9 @@ at::ScalarType scalar_type(data::ElementType type) {
 }
 
 // Gives a SampleLoader's memory as tensors without a copy: each tensor holds on to its part of the batch.
-class SampleSource final : public BatchSource {
+class DatasetBatches final : public BatchSource {
  public:
-  SampleSource(std::shared_ptr<const data::Dataset> dataset, const data::LoaderOptions& options)
+  DatasetBatches(std::shared_ptr<const data::Dataset> dataset, const data::LoaderOptions& options)
       : loader_(std::move(dataset), options),
         global_batch_(options.batch_size * options.world_size),
         may_skip_(options.skip_damaged) {
@@ -87,7 +87,7 @@ class SampleSource final : public BatchSource {
 }  // namespace
 
 Loader make_loader(std::shared_ptr<const data::Dataset> dataset, const data::LoaderOptions& options) {
-  return std::make_shared<SampleSource>(std::move(dataset), options);
+  return std::make_shared<DatasetBatches>(std::move(dataset), options);
 }
 
 }  // namespace dtrain

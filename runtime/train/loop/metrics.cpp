@@ -44,6 +44,17 @@ double& value_of(MetricReducer::Sums& sums, const std::string& name) {
   return sums.sums.try_emplace(name, neutral(sums.reduction_of(name))).first->second;
 }
 
+// Throws Error that names a metric whose tensor does not have exactly one element.
+void require_single_values(const Metrics& metrics, const std::string& kind) {
+  for (const auto& [name, value] : metrics) {
+    if (!value.tensor().defined() || value.tensor().numel() == 1) continue;
+    std::ostringstream shape;
+    shape << value.tensor().sizes();
+    throw Error("the " + kind + " metric '" + name + "' is a tensor of shape " + shape.str(),
+                "a metric is a number, or a tensor of one element: its mean() over the batch, say");
+  }
+}
+
 // Reads the values now: later batches may change a tensor (a buffer of the model, a parameter) before it is added up.
 void read_values(Metrics& metrics) {
   require_single_values(metrics, "training");
@@ -54,16 +65,6 @@ void read_values(Metrics& metrics) {
 
 MetricReducer::MetricReducer(std::string kind, comm::ControlPlane& control, comm::Communicator& communicator)
     : kind_(std::move(kind)), control_(control), communicator_(communicator) {}
-
-void require_single_values(const Metrics& metrics, const std::string& kind) {
-  for (const auto& [name, value] : metrics) {
-    if (!value.tensor().defined() || value.tensor().numel() == 1) continue;
-    std::ostringstream shape;
-    shape << value.tensor().sizes();
-    throw Error("the " + kind + " metric '" + name + "' is a tensor of shape " + shape.str(),
-                "a metric is a number, or a tensor of one element: its mean() over the batch, say");
-  }
-}
 
 void MetricReducer::add(const Metrics& metrics, std::int64_t samples) {
   add_values(metrics, samples);

@@ -27,9 +27,6 @@ struct ReducedMetrics {
   std::int64_t samples = 0;             // samples of all ranks
 };
 
-// Throws Error that names a metric whose tensor does not have exactly one element.
-void require_single_values(const Metrics& metrics, const std::string& kind);
-
 // Reduces metrics over batches, and over ranks where they are due. A mean weights each batch by its number of samples,
 // or by MetricValue::mean_over(). Values on a device are reduced there, and no thread waits for them before they are
 // due.

@@ -4,7 +4,6 @@
 
 #include <map>
 
-#include "dtrain/base/choices.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 

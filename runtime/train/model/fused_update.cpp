@@ -97,34 +97,8 @@ std::int64_t first_other_bits(const at::Tensor& a, const at::Tensor& b, const Is
   return -1;
 }
 
-}  // namespace
-
-at::Tensor number_for_libtorch(const at::Tensor& values, const UpdateStep& step) {
-  if (step.number.defined()) return step.number;
-  return at::full({}, static_cast<double>(step.updates + 1), values.options().dtype(at::kFloat));
-}
-
-FusedUpdate::FusedUpdate(std::unique_ptr<const FusedKernels> kernels)
-    : kernels_(std::move(kernels)), difference_(difference_from_libtorch(*kernels_)) {}
-
-UpdateKernel FusedUpdate::kernel(c10::DeviceType device, at::ScalarType type) const {
-  if (device != c10::DeviceType::CPU || type != at::kFloat) return {};
-  if (difference_) return {"libtorch", "dtrain's kernel gives other bits than libtorch's in " + *difference_};
-  return {"dtrain", ""};
-}
-
-void FusedUpdate::update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
-                         const UpdateStep& step) const {
-  const bool own = !difference_ && values.device().is_cpu() && values.scalar_type() == at::kFloat &&
-                   !step.device.divisor.defined() &&  // libtorch's kernel replaces gradients by their quotient
-                   (!step.shadow.defined() || step.shadow.scalar_type() == at::kBFloat16);
-  if (own) {
-    update_on_host(*kernels_, values, gradients, states, step);
-  } else {
-    update_with_libtorch(*kernels_, values, gradients, states, step);
-  }
-}
-
+// Returns where the own kernel first differs from libtorch's in a bit: "element 17 of exp_avg after update 2"; NaN
+// equals NaN. Updates numbers that are the same in every process, on libtorch's threads.
 std::optional<std::string> difference_from_libtorch(const FusedKernels& kernels) {
   const at::NoGradGuard no_grad;
   // Whole vectors for each of libtorch's threads, in whatever way it divides them, then elements that fill no vector.
@@ -184,6 +158,34 @@ std::optional<std::string> difference_from_libtorch(const FusedKernels& kernels)
     if (at >= 0) return say(at, "the copy in bfloat16");
   }
   return std::nullopt;
+}
+
+}  // namespace
+
+at::Tensor number_for_libtorch(const at::Tensor& values, const UpdateStep& step) {
+  if (step.number.defined()) return step.number;
+  return at::full({}, static_cast<double>(step.updates + 1), values.options().dtype(at::kFloat));
+}
+
+FusedUpdate::FusedUpdate(std::unique_ptr<const FusedKernels> kernels)
+    : kernels_(std::move(kernels)), difference_(difference_from_libtorch(*kernels_)) {}
+
+UpdateKernel FusedUpdate::kernel(c10::DeviceType device, at::ScalarType type) const {
+  if (device != c10::DeviceType::CPU || type != at::kFloat) return {};
+  if (difference_) return {"libtorch", "dtrain's kernel gives other bits than libtorch's in " + *difference_};
+  return {"dtrain", ""};
+}
+
+void FusedUpdate::update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
+                         const UpdateStep& step) const {
+  const bool own = !difference_ && values.device().is_cpu() && values.scalar_type() == at::kFloat &&
+                   !step.device.divisor.defined() &&  // libtorch's kernel replaces gradients by their quotient
+                   (!step.shadow.defined() || step.shadow.scalar_type() == at::kBFloat16);
+  if (own) {
+    update_on_host(*kernels_, values, gradients, states, step);
+  } else {
+    update_with_libtorch(*kernels_, values, gradients, states, step);
+  }
 }
 
 }  // namespace dtrain::train

@@ -61,8 +61,4 @@ void with_rate(const UpdateStep& step, const Kernel& kernel) {
   }
 }
 
-// Returns where the own kernel first differs from libtorch's in a bit: "element 17 of exp_avg after update 2"; NaN
-// equals NaN. Updates numbers that are the same in every process, on libtorch's threads.
-std::optional<std::string> difference_from_libtorch(const FusedKernels& kernels);
-
 }  // namespace dtrain::train

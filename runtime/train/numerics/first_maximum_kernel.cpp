@@ -9,21 +9,12 @@
 
 #include <hwy/highway.h>
 
+#include "numerics/vectors.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace dtrain::train::kernels {
 namespace HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
-using Scores = hn::ScalableTag<float>;
-using ScoreBits = hn::RebindToUnsigned<Scores>;
-
-HWY_INLINE hn::Vec<Scores> load_scores(const float* from) {
-  return hn::LoadU(Scores(), from);
-}
-HWY_INLINE hn::Vec<Scores> load_scores(const Bfloat16* from) {
-  const auto narrow = hn::LoadU(hn::Rebind<std::uint16_t, Scores>(), from);
-  return hn::BitCast(Scores(), hn::ShiftLeft<16>(hn::PromoteTo(ScoreBits(), narrow)));
-}
 HWY_INLINE float score(const float* from) {
   return *from;
 }
@@ -34,20 +25,20 @@ HWY_INLINE float score(const Bfloat16* from) {
 // True if all of [begin, end) are less than `most`, or, with kOrEqual, less than or equal.
 template <bool kOrEqual, class Score>
 HWY_INLINE bool all_less(const Score* HWY_RESTRICT begin, const Score* end, float most) {
-  const std::size_t lanes = hn::Lanes(Scores());
-  const auto limit = hn::Set(Scores(), most);
+  const std::size_t lanes = hn::Lanes(Floats());
+  const auto limit = hn::Set(Floats(), most);
   const auto less = [&](const Score* at) {
-    const auto values = load_scores(at);
+    const auto values = load(at);
     return kOrEqual ? hn::Le(values, limit) : hn::Lt(values, limit);
   };
   const auto left = [&] { return static_cast<std::size_t>(end - begin); };
   for (; left() >= 4 * lanes; begin += 4 * lanes) {
     const auto first = hn::And(less(begin), less(begin + lanes));
     const auto second = hn::And(less(begin + 2 * lanes), less(begin + 3 * lanes));
-    if (!hn::AllTrue(Scores(), hn::And(first, second))) return false;
+    if (!hn::AllTrue(Floats(), hn::And(first, second))) return false;
   }
   for (; left() >= lanes; begin += lanes) {
-    if (!hn::AllTrue(Scores(), less(begin))) return false;
+    if (!hn::AllTrue(Floats(), less(begin))) return false;
   }
   for (; begin < end; ++begin) {
     if (kOrEqual ? !(score(begin) <= most) : !(score(begin) < most)) return false;

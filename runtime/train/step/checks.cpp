@@ -7,7 +7,6 @@
 #include <ATen/core/Reduction.h>
 #include <torch/csrc/autograd/generated/Functions.h>
 
-#include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/rank/rank_session.h"
 #include "model/flat_parameters.h"

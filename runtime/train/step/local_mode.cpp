@@ -1,7 +1,6 @@
 #include "step/local_mode.h"
 
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <vector>
 

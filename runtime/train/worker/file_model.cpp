@@ -10,7 +10,6 @@
 #include "exported/archive.h"
 #include "exported/evaluation_mode.h"
 #include "exported/exported_model.h"
-#include "worker/script_file.h"
 
 namespace dtrain::worker {
 namespace {

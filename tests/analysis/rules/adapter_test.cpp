@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "../../harness/sketch_json.h"
 #include "../run_folder.h"
 #include "dtrain/analysis/findings.h"
 #include "dtrain/analysis/summary.h"
@@ -160,7 +161,7 @@ TEST_F(Adapter, LeavesOutTheGPUsOfOthers) {
   EXPECT_EQ(hosts[0].gpus[0].index, 1);
   ASSERT_EQ(hosts[0].samples[0].gpus.size(), 1u);
   EXPECT_EQ(hosts[0].samples[0].gpus[0].util_percent, 50);
-  const auto gpus = summarize(folder_.path()).agents.at(0).gpus;
+  const auto gpus = summarize(folder_.path()).monitors.at(0).gpus;
   ASSERT_EQ(gpus.size(), 3u);
   EXPECT_EQ(gpus[1].rank, 0);
   EXPECT_TRUE(gpus[1].is_of_run);
@@ -196,9 +197,17 @@ TEST_F(Adapter, FoldsWindows) {
   profile::Sketch wall;
   wall.add(1'000'000'000, 50);
   wall.add(3'000'000'000, 50);
-  const Json window = {{"record", "window"},        {"first_batch", 1},     {"last_batch", 100},       {"start_ns", 0},
-                       {"end_ns", 200'000'000'000}, {"steps", 100},         {"exchanged", 100},        {"samples", 100},
-                       {"wall_ns", wall.to_json()}, {"wall_ns_m2", 100e18}, {"phases", Json::object()}};
+  const Json window = {{"record", "window"},
+                       {"first_batch", 1},
+                       {"last_batch", 100},
+                       {"start_ns", 0},
+                       {"end_ns", 200'000'000'000},
+                       {"steps", 100},
+                       {"exchanged", 100},
+                       {"samples", 100},
+                       {"wall_ns", profile::to_json(wall)},
+                       {"wall_ns_m2", 100e18},
+                       {"phases", Json::object()}};
   folder_.append("profile/rank-0000.jsonl", rank_header("") + to_line(window) + "\n");
   const auto series = findings::step_series(load());
   ASSERT_EQ(series.size(), 1u);

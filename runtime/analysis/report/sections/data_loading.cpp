@@ -1,6 +1,5 @@
 // The section on data loading: whether batches were ready in time.
 #include <algorithm>
-#include <array>
 
 #include <spdlog/fmt/fmt.h>
 

@@ -16,6 +16,17 @@ std::string value_text(const Json& value) {
   return to_line(value);
 }
 
+// "stddev 3, n_outliers 10"
+std::string pairs_text(const Json& object) {
+  std::vector<std::string> parts;
+  for (const auto& [name, value] : object.items()) {
+    std::string words = name;
+    std::replace(words.begin(), words.end(), '_', ' ');
+    parts.push_back(fmt::format("{} {}", words, value_text(value)));
+  }
+  return join(parts, ", ");
+}
+
 const char* group_title(const std::string& group) {
   if (group == "report") return "Rules of the profiling report";
   if (group == "cpu") return "Counterparts for runs on CPUs";
@@ -49,16 +60,6 @@ const Finding* find_rule(const Input& input, const std::string& name) {
   const std::vector<Finding>& rules = input.analysis.rules;
   const auto rule = std::ranges::find_if(rules, [&](const Finding& finding) { return finding.id == name; });
   return rule == rules.end() ? nullptr : &*rule;
-}
-
-std::string pairs_text(const Json& object) {
-  std::vector<std::string> parts;
-  for (const auto& [name, value] : object.items()) {
-    std::string words = name;
-    std::replace(words.begin(), words.end(), '_', ' ');
-    parts.push_back(fmt::format("{} {}", words, value_text(value)));
-  }
-  return join(parts, ", ");
 }
 
 void write_rule(Page& page, const Input& input, const std::string& name) {

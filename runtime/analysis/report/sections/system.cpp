@@ -172,15 +172,15 @@ void write_system(Page& page, const Input& input) {
                                                                   {"p50", true},
                                                                   {"mean", true},
                                                                   {"min", true}});
-  for (const AgentSummary& agent : input.analysis.summary.agents) {
-    const std::string host = agent.host.empty() ? agent.agent : agent.host;
-    add_rows(table, host, agent.metrics);
-    for (const GpuSummary& gpu : agent.gpus) add_rows(table, fmt::format("{} GPU {}", host, gpu.index), gpu.metrics);
+  for (const MonitorSummary& monitor : input.analysis.summary.monitors) {
+    const std::string host = monitor.host.empty() ? monitor.agent : monitor.host;
+    add_rows(table, host, monitor.metrics);
+    for (const GpuSummary& gpu : monitor.gpus) add_rows(table, fmt::format("{} GPU {}", host, gpu.index), gpu.metrics);
   }
   if (table.empty()) {
     return page.absent(
-        "No system metrics.", "No agent's dump with samples is in the run's profile folder.",
-        "One agent a host writes it (profile/agent-*.jsonl); a run of under half a second has no sample.");
+        "No system metrics.", "No monitor's dump with samples is in the run's profile folder.",
+        "One monitor a host writes it (profile/agent-*.jsonl); a run of under half a second has no sample.");
   }
   page.table(table);
   page.begin_columns();
@@ -205,7 +205,7 @@ void write_memory(Page& page, const Input& input) {
                 .text = "By all processes together, as percent of what the GPU has.",
                 .spec = std::move(spec)});
   } else {
-    page.absent("No GPU memory.", "No agent saw a GPU.");
+    page.absent("No GPU memory.", "No monitor saw a GPU.");
   }
   write_gpu_memory_of_ranks(page, input);
   page.heading("Memory of the ranks");
@@ -231,7 +231,7 @@ void write_cpu_bottlenecks(Page& page, const Input& input) {
   write_rule(page, input, "IdleCores");
   Json cores = core_bars(input.run);
   if (cores.is_null()) {
-    return page.absent("No CPU figures.", "No agent took a sample.", "A run of a second or more has some.");
+    return page.absent("No CPU figures.", "No monitor took a sample.", "A run of a second or more has some.");
   }
   page.begin_columns();
   page.chart({.id = "core-bars",
@@ -260,7 +260,7 @@ void write_io_bottlenecks(Page& page, const Input& input) {
   write_rule(page, input, "DiskRate");
   Json wait = host_series(input, {{"io_wait", "waiting for a disk"}}, "of all cores", "percent");
   if (wait.is_null()) {
-    return page.absent("No figures about disks.", "No agent took a sample.", "A run of a second or more has some.");
+    return page.absent("No figures about disks.", "No monitor took a sample.", "A run of a second or more has some.");
   }
   page.begin_columns();
   page.chart({.id = "io-wait",
@@ -284,7 +284,7 @@ void write_gpu_utilization(Page& page, const Input& input) {
   Json spec = gpu_series(input, "gpu_util", "utilization", "percent");
   if (spec.is_null()) {
     return page.absent(
-        "No GPU figures.", "No agent saw a GPU: the machines have none, or NVIDIA's driver does not answer there.",
+        "No GPU figures.", "No monitor saw a GPU: the machines have none, or NVIDIA's driver does not answer there.",
         "How busy the CPUs were is under System usage and CPU bottlenecks; 'dtrain doctor' shows which GPUs it finds.");
   }
   page.chart({.id = "gpu-series",

@@ -28,6 +28,8 @@ struct CoreUnit {
 using CoreGroups = std::vector<std::vector<int>>;
 
 CoreUnit unit_of(const host::Core& core);
+// Returns the logical CPUs of each core.
+std::vector<std::vector<int>> cpus_of(std::span<const host::Core> cores);
 // Returns the logical CPUs of the cores with these numbers; both are ascending.
 std::vector<int> cpus_of(std::span<const host::Core> cores, std::span<const int> numbers);
 

@@ -109,7 +109,7 @@ struct GpuSummary {
   bool is_of_run = true;    // false: no rank of the run trains on it
 };
 
-struct AgentSummary {
+struct MonitorSummary {
   std::string agent, host;
   std::int64_t samples = 0;
   std::vector<MetricSummary> metrics;
@@ -179,7 +179,7 @@ struct RunSummary {
   std::vector<CollectiveSummary> collectives;
   std::optional<CompressionAccount> compression;
   std::optional<StrategyAccount> strategy;
-  std::vector<AgentSummary> agents;
+  std::vector<MonitorSummary> monitors;
   std::string look_at;                // the first thing to look at, with its cost
   std::vector<std::string> warnings;  // reasons for which these numbers are incomplete
 

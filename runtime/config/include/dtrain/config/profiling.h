@@ -91,10 +91,9 @@ inline void declare_keys(Keys& keys, Profiling& p) {
   keys.mapping({"trace", "The batches in which every operator is traced.", "[More](traces.md)."}, p.trace);
   keys.when_read([&](Section& section) { check_together(section, p); });
   keys.schema_rule(profiling_together);
-  keys.mapping(
-      {"prometheus", "The profiling agent of each host serves metrics to Prometheus at http://address:port/metrics.",
-       "[More](recording.md#prometheus)."},
-      p.prometheus);
+  keys.mapping({"prometheus", "The monitor of each host serves metrics to Prometheus at http://address:port/metrics.",
+                "[More](recording.md#prometheus)."},
+               p.prometheus);
   keys.boolean(
       {"calibration",
        "Measure the limits of a machine (2 s) before the first run on it; false: use what was measured before.",

@@ -84,9 +84,6 @@ std::string source_address(const std::string& to);
 // a network namespace begins with its interface lo down.
 void check_loopback();
 
-// Returns the interface of the default route (IPv4).
-std::string default_interface(const std::filesystem::path& root = "/");
-
 // Identifies this host. The host name is never used for that: containers share names, and names change.
 struct HostIdentity {
   std::string name;     // uname's node name, for people

@@ -113,9 +113,6 @@ class Recorder {
   // not run now.
   void hold_phase(bool hold);
   bool holds_phase() const;
-  // The times of the step up to the last change of phase; after end_step() those of the whole step. All zero if not
-  // enabled.
-  const PhaseTimes& phases() const;
 
   // Begins a scope: until it ends, its time also counts under this name, within the innermost open scope. end_step()
   // adds one record for each scope that was used in the step, whatever the number of calls, and ends scopes that are

@@ -12,8 +12,6 @@
 #include <span>
 #include <vector>
 
-#include "dtrain/base/json.h"
-
 namespace dtrain::profile {
 
 class Sketch {
@@ -44,11 +42,7 @@ class Sketch {
   // Returns the value that represents a bin: within kRelativeError of all values in it.
   static double value_of(std::int32_t index);
 
-  // {"count", "sum", "min", "max", "zeros", "bins": [index, count, index, count, …]}
-  Json to_json() const;
-  // Returns a sketch from JSON; empty: the JSON is not a sketch, or is damaged.
-  static std::optional<Sketch> from_json(const Json& json);
-  // Restores a sketch from numbers that were already read; `bins` as in the JSON.
+  // Returns the sketch with these numbers; empty: they are damaged. `bins`: index, count, index, count, …
   static std::optional<Sketch> restore(std::int64_t count, std::int64_t sum, std::int64_t min, std::int64_t max,
                                        std::int64_t zeros, std::span<const std::int64_t> bins);
 
