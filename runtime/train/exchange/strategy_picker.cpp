@@ -121,7 +121,7 @@ std::unique_ptr<GradientStrategy> StrategyPicker::make(bool sharded) {
   comm::Communicator& communicator = run_.device_communicator;
   if (is_compressed()) {
     return std::make_unique<Compressed>(parameters_, optimizer_, communicator, run_.recorder, scale_,
-                                        options_.compression, options_.seed, Fusion::settled_steps());
+                                        options_.compression, options_.seed, fusion_.settled_steps());
   }
   if (sharded) return std::make_unique<Sharded>(parameters_, optimizer_, communicator, run_.recorder, scale_);
   return std::make_unique<Replicated>(parameters_, optimizer_, communicator, run_.recorder, scale_);

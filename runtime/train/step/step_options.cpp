@@ -37,6 +37,7 @@ bool may_keep_narrow_gradients(const StepOptions& options, const comm::World& wo
 FusionOptions fusion_options(const StepOptions& options, int world_size) {
   FusionOptions fusion = options.fusion;
   fusion.aggregation_frequency = options.aggregation_frequency;
+  fusion.compression = options.strategy.compression;
   fusion.sharded = mode_of(options) == Mode::kExchange && may_shard(options.strategy, world_size) &&
                    options.strategy.sharded == config::ShardedOptimizer::kOn;
   return fusion;
