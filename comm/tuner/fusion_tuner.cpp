@@ -10,6 +10,8 @@ namespace dtrain::comm {
 namespace {
 
 constexpr std::size_t kTiny = 4, kSmall = 4 << 10, kMiddle = 256 << 10, kLarge = 4 << 20;  // bytes
+constexpr int kShortRepeats = 7, kLongRepeats = 3;  // without the first exchange, which warms up
+static_assert(2 * (kShortRepeats + 1) + 2 * (kLongRepeats + 1) <= kMostLinkOperations);
 constexpr double kPatienceUs = 100'000;                                                    // for one more exchange
 // Largest ratios between two measurements of one link whose hosts also have other work.
 constexpr double kSpeedNoise = 2, kLatencyNoise = 4;
@@ -68,20 +70,20 @@ LinkModel measure_link(Communicator& communicator, Communicator& host) {
       host.barrier().wait();
       const Nanoseconds began = clock.monotonic();
       communicator.all_reduce(buffer->bytes().data(), bytes / sizeof(float), DataType::kFloat32).wait();
-      if (i > 0) times.push_back(static_cast<double>((clock.monotonic() - began).count()) / 1e3);  // the first warms up
+      if (i > 0) times.push_back(static_cast<double>((clock.monotonic() - began).count()) / 1e3);
     }
     // The time of an exchange is that of the rank that began it first: the maximum over ranks. Other work of the hosts
     // only makes exchanges longer, so the shortest exchange counts.
     const auto exchanges = max_over_ranks(host, times);
     return *std::min_element(exchanges.begin(), exchanges.end());
   };
-  const double tiny = time_of(kTiny, 7);
-  const double small = time_of(kSmall, 7);
+  const double tiny = time_of(kTiny, kShortRepeats);
+  const double small = time_of(kSmall, kShortRepeats);
   std::size_t bytes = kMiddle;
-  double large = time_of(bytes, 3);
+  double large = time_of(bytes, kLongRepeats);
   if (large * (static_cast<double>(kLarge) / kMiddle) < kPatienceUs) {
     bytes = kLarge;
-    large = time_of(bytes, 3);
+    large = time_of(bytes, kLongRepeats);
   }
   LinkModel link;
   link.us_per_byte = std::max(0.0, large - small) / static_cast<double>(bytes - kSmall);

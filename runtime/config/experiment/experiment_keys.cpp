@@ -49,21 +49,27 @@ std::vector<std::pair<std::string, std::string>> Experiment::variables_of_ranks(
   return variables;
 }
 
-std::vector<std::string> keys_not_for_gpus(const Experiment& experiment) {
+constexpr const char* kWholeOnGpus =
+    "cannot be true on GPUs, where NCCL keeps the memory of whole gradients registered; leave it at auto, and set "
+    "sharded_optimizer: true to shard the updates";
+
+std::vector<Refusal> refusals_on_gpus(const Experiment& experiment) {
   const auto is_power_sgd = [](const comm::Compression& compression) {
     return std::holds_alternative<comm::PowerSgd>(compression);
   };
   const Optimizations& o = experiment.optimizations;
-  std::vector<std::string> keys;
-  if (is_power_sgd(o.gradient_compression)) keys.emplace_back("optimizations.gradient_compression");
-  if (o.local_sgd && is_power_sgd(o.local_sgd->compression)) keys.emplace_back("optimizations.local_sgd.compression");
-  if (o.auto_tune_tensor_fusion) keys.emplace_back("optimizations.auto_tune_tensor_fusion");
-  return keys;
+  std::vector<Refusal> refusals;
+  if (is_power_sgd(o.gradient_compression)) refusals.push_back({"optimizations.gradient_compression", kNotForGpus});
+  if (o.local_sgd && is_power_sgd(o.local_sgd->compression)) {
+    refusals.push_back({"optimizations.local_sgd.compression", kNotForGpus});
+  }
+  if (o.sharded_gradients == Switch::kOn) refusals.push_back({"optimizations.sharded_gradients", kWholeOnGpus});
+  return refusals;
 }
 
-std::vector<std::string> keys_not_for_cpus(const Experiment& experiment) {
+std::vector<Refusal> refusals_on_cpus(const Experiment& experiment) {
   if (experiment.optimizations.mixed_precision != Precision::kFloat16) return {};
-  return {"optimizations.mixed_precision"};
+  return {{"optimizations.mixed_precision", kNotForCpus}};
 }
 
 std::string not_with_tls(const std::string& whose) {
@@ -85,7 +91,7 @@ Json what_gpus_support() {
   const Json no_power_sgd{{"not", {{"anyOf", {power_sgd, mapping_with("kind", power_sgd)}}}}};
   return if_then(is_given("resources.slot_type", {{"const", "cuda"}}),
                  allows({{"optimizations.gradient_compression", no_power_sgd},
-                         {"optimizations.auto_tune_tensor_fusion", {{"enum", {false}}}},
+                         {"optimizations.sharded_gradients", {{"enum", {"auto", false, "false"}}}},
                          {"optimizations.local_sgd.compression", no_power_sgd}}));
 }
 
@@ -185,10 +191,10 @@ void check_together(Section& root, const Experiment& experiment) {
   }
   const bool on_gpus = experiment.resources.slot_type == SlotType::kCuda;
   if (on_gpus) {
-    for (const std::string& key : keys_not_for_gpus(experiment)) root.refuse(key, kNotForGpus);
+    for (const auto& [key, why] : refusals_on_gpus(experiment)) root.refuse(key, why);
   }
   if (experiment.resources.slot_type == SlotType::kCpu) {
-    for (const std::string& key : keys_not_for_cpus(experiment)) root.refuse(key, kNotForCpus);
+    for (const auto& [key, why] : refusals_on_cpus(experiment)) root.refuse(key, why);
   }
   if (experiment.communication_security == comm::Security::kTls) {
     const std::optional<comm::Backend>& backend = experiment.communication_backend;

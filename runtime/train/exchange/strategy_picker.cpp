@@ -226,10 +226,9 @@ GradientSharding::GradientSharding(const RunServices& run, FlatParameters& param
   if (sharded_) sharded_ = exchange_.free_spare_gradients(true) > 0;
   if (wanted != config::ShardedGradients::kOn || sharded_ || !run.is_first_rank()) return;
   run.log->warn("optimizations.sharded_gradients: true has no effect {}",
-                run.world.size == 1              ? "with one rank"
-                : !parameters.memory().on_host() ? "on GPUs, where gradients stay whole"
-                                                 : "here: the kernel takes none of their memory back (locked memory, "
-                                                   "vm.overcommit_memory=2, or less than a page)");
+                run.world.size == 1 ? "with one rank"
+                                    : "here: the kernel takes none of their memory back (locked memory, "
+                                      "vm.overcommit_memory=2, or less than a page)");
 }
 
 bool GradientSharding::end_step(const GradientStrategy& strategy, const comm::FusionPlan& plan, std::int64_t batch,
