@@ -135,9 +135,8 @@ inline void declare_keys(Keys& keys, Optimizations& o) {
   o.tensor_fusion_threshold_bytes = std::llround(threshold * kMegabyte);
   keys.number(
       {.name = "tensor_fusion_cycle_time",
-       .text = "A bucket also closes if the next gradient comes later than this; 0: it closes only at the threshold; "
-               "null: 1 on CPUs, 0 on GPUs.",
-       .unit = "milliseconds"},
+       .text = "A bucket also closes if the next gradient comes this many milliseconds later; 0: it closes only at the "
+               "threshold; null: 1 on CPUs, 0 on GPUs."},
       o.tensor_fusion_cycle_ms, {0, 10000});
   keys.boolean(
       {"auto_tune_tensor_fusion",
@@ -192,7 +191,7 @@ inline void declare_keys(Keys& keys, Optimizations& o) {
   keys.form(
       {"sharded_gradients",
        "With sharded updates: whether each rank keeps, after the exchange, only the gradients of its part; auto: if "
-       "that costs next to nothing or memory is short; true also shards the updates. No effect on GPUs.",
+       "that costs next to nothing or memory is short; true also shards the updates, and is refused on GPUs.",
        "[More](performance.md#memory-of-gradients)."},
       switch_form(o.sharded_gradients));
   keys.number({.name = "ema",
