@@ -47,8 +47,8 @@ struct Outcome {
 
 using Cost = std::function<ExchangeTimes(const FusionPlan&)>;
 
-// Tunes on `ranks` ranks whose steps take `cost` of the plan in use, give or take `noise`. The times of a step are known
-// `lag` steps later.
+// Tunes on `ranks` ranks whose steps take `cost` of the plan in use, give or take `noise`. The times of a step are
+// known `lag` steps later.
 std::vector<Outcome> tune(int ranks, const Model& model, const Cost& cost, double noise, unsigned seed,
                           const FusionRule& rule = {}, int lag = 0) {
   std::vector<Outcome> outcomes(static_cast<std::size_t>(ranks));

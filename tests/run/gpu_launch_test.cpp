@@ -204,9 +204,10 @@ TEST_F(GpuRun, WhatGpusDoNotSupportIsRefused) {
   make({.slots = 1, .slot_type = "auto"}, gpus(1));
   const Result refused = launch({"--set", "optimizations.sharded_gradients=true"});
   EXPECT_EQ(refused.code, 2);
-  EXPECT_THAT(refused.err,
-              HasSubstr("experiment.yaml: optimizations.sharded_gradients: cannot be true on GPUs, where NCCL keeps the "
-                        "memory of whole gradients registered; leave it at auto"));
+  EXPECT_THAT(
+      refused.err,
+      HasSubstr("experiment.yaml: optimizations.sharded_gradients: cannot be true on GPUs, where NCCL keeps the "
+                "memory of whole gradients registered; leave it at auto"));
   Command alone(run().folder(),
                 {rank_program(), run().experiment(), "--run-dir", run().run_dir(), "--set",
                  "optimizations.sharded_gradients=true"},

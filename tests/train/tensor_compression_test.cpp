@@ -290,7 +290,8 @@ void expect_nothing_lost(int ranks, const comm::Compression& compression) {
       at::Tensor sent = at::zeros_like(results[i].front()), given = at::zeros_like(sent);
       for (int step = 0; step < kSteps; ++step) {
         const at::Tensor& result = results[i][static_cast<std::size_t>(step)];
-        EXPECT_TRUE(torch::equal(result, expected[i][static_cast<std::size_t>(step)])) << all[i].name << ", step " << step;
+        EXPECT_TRUE(torch::equal(result, expected[i][static_cast<std::size_t>(step)]))
+            << all[i].name << ", step " << step;
         at::Tensor first = result.clone();
         run.services.communicator
             .broadcast(first.data_ptr(), static_cast<std::size_t>(first.numel()), comm::DataType::kFloat64, 0)

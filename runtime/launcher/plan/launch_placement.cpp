@@ -136,9 +136,8 @@ config::AgentSlotType decide_slot_type(const config::Experiment& experiment, con
 void check_devices_support(const config::Experiment& experiment, bool on_gpus) {
   const auto refusals = on_gpus ? config::refusals_on_gpus(experiment) : config::refusals_on_cpus(experiment);
   if (refusals.empty()) return;
-  throw ConfigError(
-      experiment.file.string() + ": " + refusals.front().key + ": " + refusals.front().why,
-      std::string("resources.slot_type is auto, and there are ") + (on_gpus ? "GPUs" : "no GPUs"));
+  throw ConfigError(experiment.file.string() + ": " + refusals.front().key + ": " + refusals.front().why,
+                    std::string("resources.slot_type is auto, and there are ") + (on_gpus ? "GPUs" : "no GPUs"));
 }
 
 // Returns lines that are added to the refusal of an experiment that never fits on GPU slots: the warnings of the

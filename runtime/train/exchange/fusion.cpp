@@ -84,9 +84,9 @@ Fusion::Fusion(const FlatParameters& parameters, const RunServices& run, const F
   const auto known = remembered(/*several_hosts=*/std::count(hosts.begin(), hosts.end(), 0u) < std::ssize(hosts));
   // All ranks would log the same.
   const Logger log = run.is_first_rank() ? run.log : make_null_logger();
-  tuner_ = std::make_unique<comm::FusionTuner>(
-      items_, comm::FusionRule{options_.threshold_bytes, options_.cycle_ms * 1e3}, run.device_communicator,
-      communicator_, log, known);
+  tuner_ =
+      std::make_unique<comm::FusionTuner>(items_, comm::FusionRule{options_.threshold_bytes, options_.cycle_ms * 1e3},
+                                          run.device_communicator, communicator_, log, known);
   if (known) {
     adopt(tuner_->plan(), "remembered");
     tuner_.reset();
@@ -182,11 +182,13 @@ void Fusion::add_exposed(const GradientExchange& exchange) {
 
 void Fusion::note_times(GradientExchange& exchange, StepsInFlight& in_flight) {
   if (on_device()) {
-    in_flight.when_ended([this, marks = exchange.take_device_times()] { arrived_.push_back(marks->read(items_.size())); });
+    in_flight.when_ended(
+        [this, marks = exchange.take_device_times()] { arrived_.push_back(marks->read(items_.size())); });
     return;
   }
-  arrived_.push_back({microseconds(exchange.ready_times()), {static_cast<double>(exchange.exchanged().count()) / 1e3,
-                                                             static_cast<double>(exchange.exposed().count()) / 1e3}});
+  arrived_.push_back({microseconds(exchange.ready_times()),
+                      {static_cast<double>(exchange.exchanged().count()) / 1e3,
+                       static_cast<double>(exchange.exposed().count()) / 1e3}});
 }
 
 bool Fusion::follow_tuner() {

@@ -9,13 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "device/steps_in_flight.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
 #include "dtrain/comm/codecs.h"
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/fusion_plan.h"
 #include "dtrain/comm/fusion_tuner.h"
-#include "device/steps_in_flight.h"
 #include "exchange/autotune.h"
 #include "exchange/gradient_exchange.h"
 #include "model/flat_parameters.h"
@@ -66,9 +66,9 @@ class Fusion {
 
   // The plan. Earlier plans stay where they are: a strategy may look at the old plan when it is given a new one.
   const comm::FusionPlan& plan() const { return plans_.back(); }
-  // To be called after a step that exchanged gradients. `as_usual`: the exchange was like those of most steps; the tuner
-  // does not count others. The exchange and the steps in flight outlive the settling. Collective now and then; returns
-  // true if plan() has changed.
+  // To be called after a step that exchanged gradients. `as_usual`: the exchange was like those of most steps; the
+  // tuner does not count others. The exchange and the steps in flight outlive the settling. Collective now and then;
+  // returns true if plan() has changed.
   bool end_step(GradientExchange& exchange, StepsInFlight& in_flight, bool as_usual);
   // The times that the next step has to mark on a device.
   GradientExchange::DeviceTimes device_times() const;

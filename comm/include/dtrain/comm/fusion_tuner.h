@@ -9,8 +9,8 @@
 // Tuning takes at most kMaxSteps steps; without a clear winner the default stays. Rank 0 makes every decision from the
 // figures of all ranks, so all ranks change plans at the same step.
 //
-// On a device the times of a step arrive a few steps later, when the device has finished it. The tuner knows the plan of
-// each step whose times have not arrived. A stage ends when all its times are there; until then further steps do not
+// On a device the times of a step arrive a few steps later, when the device has finished it. The tuner knows the plan
+// of each step whose times have not arrived. A stage ends when all its times are there; until then further steps do not
 // count.
 //
 // Owned and called by the training thread.
@@ -30,8 +30,8 @@
 
 namespace dtrain::comm {
 
-// Measures all_reduces of a few sizes on `communicator`, for about a second at most. `host`: carries the times from rank
-// to rank; on CPUs the same. Collective; all ranks get the same result.
+// Measures all_reduces of a few sizes on `communicator`, for about a second at most. `host`: carries the times from
+// rank to rank; on CPUs the same. Collective; all ranks get the same result.
 LinkModel measure_link(Communicator& communicator, Communicator& host);
 // The most operations on `communicator` that this takes.
 inline constexpr std::uint64_t kMostLinkOperations = 24;
@@ -63,8 +63,8 @@ class FusionTuner {
   static constexpr int kMostLag = 3;
 
   // `rule`: makes the default plan. `gradients`: the communicator of the gradients; `host`: that of numbers in host
-  // memory. `known`: the cuts that an earlier run found, which are then used at once. Collective unless `known` is given
-  // on every rank (rank 0 chooses its value; all ranks must get the same).
+  // memory. `known`: the cuts that an earlier run found, which are then used at once. Collective unless `known` is
+  // given on every rank (rank 0 chooses its value; all ranks must get the same).
   FusionTuner(std::vector<FusionItem> items, const FusionRule& rule, Communicator& gradients, Communicator& host,
               const Logger& log, const std::optional<std::vector<std::size_t>>& known = std::nullopt);
 
@@ -74,10 +74,10 @@ class FusionTuner {
 
   // To be called after every step that has exchanged gradients, until done(). May change plan().
   void end_step();
-  // To be called for each of these steps, in their order, when its times are known, after end_step() in the same step on
-  // all ranks. `ready_us`: when each gradient was ready (microseconds from the start of backward; negative: not in this
-  // step); read only while wants_ready_times(). `times`: those of the exchange. Some calls are collective. May change
-  // plan().
+  // To be called for each of these steps, in their order, when its times are known, after end_step() in the same step
+  // on all ranks. `ready_us`: when each gradient was ready (microseconds from the start of backward; negative: not in
+  // this step); read only while wants_ready_times(). `times`: those of the exchange. Some calls are collective. May
+  // change plan().
   void add_times(std::span<const double> ready_us, const ExchangeTimes& times);
   // True if the ready times of the next step may be read.
   bool wants_ready_times() const { return stage_ == Stage::kWarmUp || stage_ == Stage::kReadyTimes; }
