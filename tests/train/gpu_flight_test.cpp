@@ -84,7 +84,7 @@ TEST_F(GpuFlight, TimesOfAnExchangeArriveWhenItsBatchHasEnded) {
     EXPECT_GT(times.ready_us[0], times.ready_us[1]);
     EXPECT_EQ(times.ready_us[2], -1) << "it is not in this step";
     EXPECT_GT(times.exchange.exposed_us, 0);
-    EXPECT_GT(times.exchange.exchanged_us, times.ready_us[0] + times.exchange.exposed_us);
+    EXPECT_GE(times.exchange.exchanged_us, times.ready_us[0] + times.exchange.exposed_us - 1e-3);
     EXPECT_EQ(gpus.take_counts().host_syncs, 0);
   });
 }

@@ -14,6 +14,9 @@
 namespace dtrain::train {
 namespace {
 
+// The times of a step are there in the end_step() that follows the end of its batch.
+static_assert(StepsInFlight::kMost + 1 <= comm::FusionTuner::kMostLag);
+
 std::vector<comm::FusionItem> items_of(const FlatParameters& parameters) {
   std::vector<comm::FusionItem> items;
   for (const auto& p : parameters.parameters()) {
