@@ -187,6 +187,13 @@ class Tuned(GraphTest):
                 if ranks == 2:  # more are added in an order that depends on the buckets
                     self.check_equal(tuned.result, remembered.result)
 
+    def test_sharded_updates_are_refused(self):
+        """On a GPU a rank keeps its part of the optimizer's state alone, and parts depend on the buckets."""
+        (run,), = run_cases(BUILD, self.work.path, 2, [case("mlp", SGD, False, sharded_optimizer=True, auto_tune_tensor_fusion=True)],
+                            slot_types=("cuda",))
+        self.assertEqual(run.result.code, 2)
+        self.assertIn("auto_tune_tensor_fusion is not supported yet with sharded_optimizer: true on GPUs", run.result.output)
+
     def test_with_compression(self):
         cases = [case("cnn", SGD, False, batches=[100] * 4, gradient_compression=kind, auto_tune_tensor_fusion=True)
                  for kind in ("fp16", "bf16", "int8", {"kind": "topk", "ratio": 0.1})]
