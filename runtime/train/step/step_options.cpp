@@ -15,12 +15,11 @@ void check(const StepOptions& options, const comm::World& world, bool on_device)
   // Ranks of one host share one copy of the state, except on GPUs.
   const bool divides_state = world.size > 1 && (on_device || world.local_size != world.size);
   if (options.fusion.auto_tune && divides_state && options.strategy.sharded == config::ShardedOptimizer::kOn) {
-    throw ConfigError(
-        std::string("auto_tune_tensor_fusion is not supported yet with sharded_optimizer: true ") +
-            (on_device ? "on GPUs" : "over several hosts") +
-            ", where each change of buckets would have to exchange the optimizer's state",
-        on_device ? "leave sharded_optimizer at auto, or switch the tuner off"
-                  : "leave sharded_optimizer and sharded_gradients at auto, or switch the tuner off");
+    throw ConfigError(std::string("auto_tune_tensor_fusion is not supported yet with sharded_optimizer: true ") +
+                          (on_device ? "on GPUs" : "over several hosts") +
+                          ", where each change of buckets would have to exchange the optimizer's state",
+                      on_device ? "leave sharded_optimizer at auto, or switch the tuner off"
+                                : "leave sharded_optimizer and sharded_gradients at auto, or switch the tuner off");
   }
 }
 
