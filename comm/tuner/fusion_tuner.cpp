@@ -10,6 +10,8 @@ namespace dtrain::comm {
 namespace {
 
 constexpr std::size_t kTiny = 4, kSmall = 4 << 10, kMiddle = 256 << 10, kLarge = 4 << 20;  // bytes
+constexpr int kShortRepeats = 7, kLongRepeats = 3;  // without the first exchange, which warms up
+static_assert(2 * (kShortRepeats + 1) + 2 * (kLongRepeats + 1) <= kMostLinkOperations);
 constexpr double kPatienceUs = 100'000;                                                    // for one more exchange
 // Largest ratios between two measurements of one link whose hosts also have other work.
 constexpr double kSpeedNoise = 2, kLatencyNoise = 4;
@@ -24,7 +26,9 @@ constexpr int kFinalPairs = 20;
 constexpr double kWorthwhile = 0.01;  // of the time from the start of backward until all is exchanged
 constexpr double kChance = 0.02;      // probability of a winner by luck
 
-static_assert(kWarmUpSteps + kReadySteps + static_cast<int>(kCandidates + 1) * kComparedRounds + 2 * kFinalPairs <=
+// Four stages end with steps that do not count, while the last times arrive.
+static_assert(kWarmUpSteps + kReadySteps + static_cast<int>(kCandidates + 1) * kComparedRounds + 2 * kFinalPairs +
+                  4 * FusionTuner::kMostLag <=
               FusionTuner::kMaxSteps);
 
 // Returns rank 0's list. Collective.
@@ -57,29 +61,29 @@ bool alike(const LinkModel& a, const LinkModel& b) {
 }
 
 // The cost of an exchange is modelled as a line through the times of a few sizes.
-LinkModel measure_link(Communicator& communicator) {
+LinkModel measure_link(Communicator& communicator, Communicator& host) {
   const SystemClock clock;
   const auto buffer = communicator.allocate(kLarge);
   const auto time_of = [&](std::size_t bytes, int repeats) {
     std::vector<double> times;
     for (int i = 0; i <= repeats; ++i) {
-      communicator.barrier().wait();
+      host.barrier().wait();
       const Nanoseconds began = clock.monotonic();
       communicator.all_reduce(buffer->bytes().data(), bytes / sizeof(float), DataType::kFloat32).wait();
-      if (i > 0) times.push_back(static_cast<double>((clock.monotonic() - began).count()) / 1e3);  // the first warms up
+      if (i > 0) times.push_back(static_cast<double>((clock.monotonic() - began).count()) / 1e3);
     }
     // The time of an exchange is that of the rank that began it first: the maximum over ranks. Other work of the hosts
     // only makes exchanges longer, so the shortest exchange counts.
-    const auto exchanges = max_over_ranks(communicator, times);
+    const auto exchanges = max_over_ranks(host, times);
     return *std::min_element(exchanges.begin(), exchanges.end());
   };
-  const double tiny = time_of(kTiny, 7);
-  const double small = time_of(kSmall, 7);
+  const double tiny = time_of(kTiny, kShortRepeats);
+  const double small = time_of(kSmall, kShortRepeats);
   std::size_t bytes = kMiddle;
-  double large = time_of(bytes, 3);
+  double large = time_of(bytes, kLongRepeats);
   if (large * (static_cast<double>(kLarge) / kMiddle) < kPatienceUs) {
     bytes = kLarge;
-    large = time_of(bytes, 3);
+    large = time_of(bytes, kLongRepeats);
   }
   LinkModel link;
   link.us_per_byte = std::max(0.0, large - small) / static_cast<double>(bytes - kSmall);
@@ -89,9 +93,9 @@ LinkModel measure_link(Communicator& communicator) {
   return link;
 }
 
-FusionTuner::FusionTuner(std::vector<FusionItem> items, const FusionRule& rule, Communicator& communicator,
-                         const Logger& log, const std::optional<std::vector<std::size_t>>& known)
-    : items_(std::move(items)), rule_(rule), communicator_(communicator), log_(log), ready_samples_(items_.size()) {
+FusionTuner::FusionTuner(std::vector<FusionItem> items, const FusionRule& rule, Communicator& gradients,
+                         Communicator& host, const Logger& log, const std::optional<std::vector<std::size_t>>& known)
+    : items_(std::move(items)), rule_(rule), host_(host), log_(log), ready_samples_(items_.size()) {
   plans_.push_back(plan_fusion(items_, rule_.threshold_bytes));
   cuts_.push_back(cuts_of(plans_[0]));
   if (known) {
@@ -103,46 +107,73 @@ FusionTuner::FusionTuner(std::vector<FusionItem> items, const FusionRule& rule, 
     log_->info("tensor fusion: the plan that an earlier run found (buckets: {})", plan().buckets.size());
     return;
   }
-  link_ = measure_link(communicator_);
+  link_ = measure_link(gradients, host_);
   log_->info("tensor fusion is being tuned: an exchange takes {:.0f} us and {:.2f} ms a MB here", link_.latency_us,
              link_.us_per_byte * (1 << 20) / 1e3);
 }
 
-bool FusionTuner::end_step(std::span<const double> ready_us, const ExchangeTimes& times) {
-  if (done()) return false;
-  const std::size_t before = current_;
-  ++steps_;
-  ++all_steps_;
+void FusionTuner::begin(Stage stage) {
+  stage_ = stage;
+  ++stage_number_;
+  begun_ = arrived_ = 0;
+  times_.assign(plans_.size(), {});
+  if (stage == Stage::kComparing || stage == Stage::kFinal) current_ = plan_of_step(0);
+}
+
+int FusionTuner::steps_of_stage() const {
   switch (stage_) {
     case Stage::kWarmUp:
-      if (steps_ == kWarmUpSteps) stage_ = Stage::kReadyTimes, steps_ = 0;
-      return false;
+      return kWarmUpSteps;
     case Stage::kReadyTimes:
-      for (std::size_t i = 0; i < items_.size(); ++i) ready_samples_[i].push_back(ready_us[i]);
-      return steps_ == kReadySteps && choose_candidates();
+      return kReadySteps;
     case Stage::kComparing:
-      times_[current_].push_back(times);
-      use(static_cast<std::size_t>(steps_) % plans_.size());
-      if (steps_ == kComparedRounds * static_cast<int>(plans_.size())) end_comparing();
-      break;
+      return kComparedRounds * static_cast<int>(plans_.size());
     case Stage::kFinal:
-      times_[current_].push_back(times);
-      // The order is default, challenger, challenger, default, …, so a drift affects both alike.
-      use((steps_ / 2 + steps_) % 2 ? challenger_ : 0);
-      if (steps_ == 2 * kFinalPairs) end_final();
-      break;
+      return 2 * kFinalPairs;
     case Stage::kDone:
       break;
   }
-  return current_ != before;
+  return 0;
 }
 
-bool FusionTuner::choose_candidates() {
+std::size_t FusionTuner::plan_of_step(int step) const {
+  if (stage_ == Stage::kComparing) return static_cast<std::size_t>(step) % plans_.size();
+  // The order is default, challenger, challenger, default, …, so a drift affects both alike.
+  if (stage_ == Stage::kFinal) return (step / 2 + step) % 2 ? challenger_ : 0;
+  return current_;
+}
+
+void FusionTuner::end_step() {
+  if (done()) return;
+  ++all_steps_;
+  const bool counts = begun_ < steps_of_stage();
+  waiting_.push_back({counts ? stage_number_ : -1, current_});
+  if (!counts) return;
+  ++begun_;
+  current_ = plan_of_step(begun_);
+}
+
+void FusionTuner::add_times(std::span<const double> ready_us, const ExchangeTimes& times) {
+  if (done()) return;
+  const Step step = waiting_.front();
+  waiting_.pop_front();
+  if (step.stage != stage_number_) return;
+  if (stage_ == Stage::kReadyTimes) {
+    for (std::size_t i = 0; i < items_.size(); ++i) ready_samples_[i].push_back(ready_us[i]);
+  } else if (stage_ != Stage::kWarmUp) {
+    times_[step.plan].push_back(times);
+  }
+  if (++arrived_ < steps_of_stage()) return;
+  if (stage_ == Stage::kWarmUp) return begin(Stage::kReadyTimes);
+  if (stage_ == Stage::kReadyTimes) return choose_candidates();
+  stage_ == Stage::kComparing ? end_comparing() : end_final();
+}
+
+void FusionTuner::choose_candidates() {
   std::vector<double> medians;
   for (const auto& samples : ready_samples_) medians.push_back(std::max(0.0, median_midpoint(samples)));
-  ready_us_ = max_over_ranks(communicator_, medians);
+  ready_us_ = max_over_ranks(host_, medians);
   FusionPlan with_gaps = plan_fusion(items_, rule_.threshold_bytes, ready_us_, rule_.cycle_us);
-  const bool changed = !(with_gaps == plans_[0]);
   cuts_[0] = cuts_of(with_gaps);
   plans_[0] = std::move(with_gaps);
   // Rank 0 proposes the plans that are best if an exchange costs its measured time, and if it costs more, because
@@ -163,17 +194,14 @@ bool FusionTuner::choose_candidates() {
     const bool known = plan == plans_[0] || std::find(chosen.begin(), chosen.end(), plan) != chosen.end();
     if (!known && chosen.size() < kCandidates) chosen.push_back(plan);
   }
-  const std::size_t count = flag_from_rank_0(communicator_, chosen.size());
+  const std::size_t count = flag_from_rank_0(host_, chosen.size());
   chosen.resize(count);
   for (const FusionPlan& plan : chosen) {
-    cuts_.push_back(from_rank_0(communicator_, cuts_of(plan)));
+    cuts_.push_back(from_rank_0(host_, cuts_of(plan)));
     plans_.push_back(plan_with_cuts(items_, cuts_.back()));
   }
-  steps_ = 0;
-  times_.assign(plans_.size(), {});
-  stage_ = count == 0 ? Stage::kDone : Stage::kComparing;
+  begin(count == 0 ? Stage::kDone : Stage::kComparing);
   if (count == 0) log_->info("tensor fusion: the default plan is the only one worth trying here");
-  return changed;
 }
 
 std::vector<FusionTuner::Shared> FusionTuner::share_times() {
@@ -186,9 +214,8 @@ std::vector<FusionTuner::Shared> FusionTuner::share_times() {
     }
     // A step is as slow as its slowest rank. Exposed communication is averaged instead: the others wait for that rank
     // under every plan.
-    all.exchanged_us = max_over_ranks(communicator_, all.exchanged_us);
-    communicator_.all_reduce(all.exposed_us.data(), all.exposed_us.size(), DataType::kFloat64, {.op = ReduceOp::kMean})
-        .wait();
+    all.exchanged_us = max_over_ranks(host_, all.exchanged_us);
+    host_.all_reduce(all.exposed_us.data(), all.exposed_us.size(), DataType::kFloat64, {.op = ReduceOp::kMean}).wait();
   }
   return shared;
 }
@@ -199,11 +226,8 @@ void FusionTuner::end_comparing() {
   for (std::size_t i = 2; i < plans_.size(); ++i) {
     if (median_midpoint(times[i].exchanged_us) < median_midpoint(times[best].exchanged_us)) best = i;
   }
-  challenger_ = flag_from_rank_0(communicator_, best);
-  stage_ = Stage::kFinal;
-  steps_ = 0;
-  times_.assign(plans_.size(), {});
-  use(0);
+  challenger_ = flag_from_rank_0(host_, best);
+  begin(Stage::kFinal);
 }
 
 void FusionTuner::end_final() {
@@ -221,7 +245,7 @@ void FusionTuner::end_final() {
   challenging_ = medians(times[challenger_]);
   const bool better = challenging_.exchanged_us < default_.exchanged_us * (1 - kWorthwhile) &&
                       challenging_.exposed_us <= default_.exposed_us && chance_of_wins(wins_, pairs_) <= kChance;
-  use(flag_from_rank_0(communicator_, better ? challenger_ : 0));
+  current_ = flag_from_rank_0(host_, better ? challenger_ : 0);
   stage_ = Stage::kDone;
   log_choice();
 }

@@ -267,15 +267,13 @@ void RankSession::compare_ranks() {
   gpus_ = std::make_unique<RankGpus>(
       choose_gpus(control(), *hosts_, assignment_->slot_type, assignment_->gpus, !launcher_has_looked));
   const bool on_gpus = gpus_->on_gpus;
-  const std::vector<std::string> unsupported =
-      on_gpus ? config::keys_not_for_gpus(experiment()) : config::keys_not_for_cpus(experiment());
+  const auto refusals = on_gpus ? config::refusals_on_gpus(experiment()) : config::refusals_on_cpus(experiment());
   if (on_gpus && identity_->world().size > 1 && experiment().communication_security == comm::Security::kTls) {
     throw AgreedError(experiment().file.string() + ": communication.security: " + config::not_with_tls("NCCL"),
                       kUseProof);
   }
-  if (unsupported.empty()) return;
-  throw AgreedError(experiment().file.string() + ": " + unsupported.front() + ": " +
-                        (on_gpus ? config::kNotForGpus : config::kNotForCpus),
+  if (refusals.empty()) return;
+  throw AgreedError(experiment().file.string() + ": " + refusals.front().key + ": " + refusals.front().why,
                     on_gpus ? "resources.slot_type is auto, and every host has GPUs for its ranks"
                             : "resources.slot_type is auto, and not every host has GPUs for its ranks");
 }

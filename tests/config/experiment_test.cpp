@@ -82,7 +82,7 @@ optimizations:
   average_training_metrics: true
   gradient_compression: false
   tensor_fusion_threshold: 64
-  tensor_fusion_cycle_time: 1
+  tensor_fusion_cycle_time: null
   auto_tune_tensor_fusion: false
   mixed_precision: O0
   tf32: true
@@ -193,6 +193,9 @@ environment:
   EXPECT_FALSE(optimizations.average_training_metrics);
   EXPECT_EQ(optimizations.tensor_fusion_threshold_bytes, 512 * 1024);
   EXPECT_EQ(optimizations.tensor_fusion_cycle_ms, 2.5);
+  EXPECT_EQ(fusion_cycle_ms(optimizations, true), 2.5);
+  EXPECT_EQ(fusion_cycle_ms({}, true), 0);
+  EXPECT_EQ(fusion_cycle_ms({}, false), 1);
   EXPECT_TRUE(optimizations.auto_tune_tensor_fusion);
   EXPECT_EQ(optimizations.grad_updates_size_file, file.path().parent_path() / "sizes.csv");
   EXPECT_EQ(optimizations.sharded_optimizer, ShardedOptimizer::kOn);
@@ -345,7 +348,7 @@ TEST(Experiment, JsonShowsWhatIsInEffectUnderTheKeysOfTheFile) {
           R"("resources":{"slots_per_trial":1,"cores_per_slot":"auto","slot_type":"auto","is_single_node":false,"priority":42,)"
           R"("resource_pool":"default","max_slots":null},)"
           R"("optimizations":{"aggregation_frequency":2,"average_aggregated_gradients":true,)"
-          R"("average_training_metrics":true,"tensor_fusion_threshold":64,"tensor_fusion_cycle_time":1,)"
+          R"("average_training_metrics":true,"tensor_fusion_threshold":64,"tensor_fusion_cycle_time":null,)"
           R"("auto_tune_tensor_fusion":false,"grad_updates_size_file":null,"gradient_compression":false,)"
           R"("sharded_optimizer":"auto","local_sgd":null,"matmul":"auto","operators":"auto"},"profiling":{"enabled":false,"begin_on_batch":0,)"
           R"("end_after_batch":null,"sync_timings":true,"trace":null,"prometheus":null,"calibration":true,"rules":)") +

@@ -75,7 +75,7 @@ bool is_refused(const std::vector<Setting>& settings, const char* slot_type) {
     read_experiment(file.path());
   } catch (const ConfigError& error) {
     const std::string text = describe(error);
-    for (const char* refusal : {"is not supported yet", kNotForGpus, kNotForCpus}) {
+    for (const char* refusal : {"is not supported yet", kNotForCpus}) {
       if (text.find(refusal) != std::string::npos) return true;
     }
   }

@@ -3,7 +3,9 @@
     compressed_runs.py BIN_FOLDER [TestClass[.test] ...]
 """
 import math
+import os
 import unittest
+from unittest import mock
 
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -155,6 +157,30 @@ class CompressedRuns(unittest.TestCase):
                     self.assertGreater(len(result.json("plan.json")["fusion"]["buckets"]), 1)
                     for name, tensor in one.items():
                         self.assertTrue(torch.equal(tensor, many[name]), f"{name} has other bits with {plan}")
+
+    def test_tuned_buckets(self):
+        """The tuner tries buckets in turns. Weights have the same bits on all ranks, with the buckets that the next run
+        remembers, and where the default is one gradient a bucket."""
+        cases = [(kind, world) for kind in KINDS for world in (2, 3)]
+        plans = ({}, {}, {"fusion": 0})
+        with mock.patch.dict(os.environ, XDG_CACHE_HOME=str(self.work.path / "cache")):
+            runs = iter(self.run_all([{"compression": KINDS[kind][0], "world": world, "steps": 130,
+                                       "auto_tune_tensor_fusion": True, **plan}
+                                      for kind, world in cases for plan in plans]))
+        for kind, world in cases:
+            of_case = [next(runs) for _ in plans]
+            with self.subTest(kind=kind, world=world):
+                first, *others = (self.weights_of(result) for result, _ in of_case)
+                by = [result.json("plan.json")["fusion"]["by"] for result, _ in of_case]
+                self.assertEqual(by, ["tuned", "remembered", "tuned"])
+                for other in others:
+                    for name, tensor in first.items():
+                        self.assertTrue(torch.equal(tensor, other[name]), f"{name} has other bits")
+                warmup = 5 if kind == "powersgd" else 0
+                for result, _ in of_case:
+                    account = result.json("plan.json")["compression"]
+                    self.assertEqual(account["compressed_steps"], 130 - warmup - 3)
+                    self.assertEqual(account["compared_steps"], 3, "the tuning ends before them")
 
     def test_gradients_too_small_for_float16_train(self):
         """One gradient in a hundred is larger than 4e-8, of which half (two ranks) is zero in float16. Over a hundred steps

@@ -3,7 +3,9 @@
     gpu_graphs.py BIN_FOLDER [TestClass[.test] ...]
 """
 import gzip
+import os
 import unittest
+from unittest import mock
 
 import torch
 
@@ -27,7 +29,8 @@ BATCHES = 90  # of a scripted model
 
 def case(model, optimizer, graphs, batches=None, host="nothing", precision=None, **hyperparameters):
     optimizations = {"cuda_graphs": graphs}
-    for key in ("average_aggregated_gradients", "sharded_optimizer", "aggregation_frequency", "gradient_compression", "local_sgd"):
+    for key in ("average_aggregated_gradients", "sharded_optimizer", "aggregation_frequency", "gradient_compression", "local_sgd",
+                "auto_tune_tensor_fusion"):
         if key in hyperparameters:
             optimizations[key] = hyperparameters.pop(key)
     if precision:
@@ -152,6 +155,52 @@ class Parity(GraphTest):
         difference, worst = parity_model.worst_difference(*(parity_model.load(run.result.weights_file)
                                                             for run in (sharded, replicated)))
         self.assertLessEqual(difference, 1e-11, worst)
+
+
+class Tuned(GraphTest):
+    def tune(self, ranks, cases):
+        """Each case twice: the second run remembers the buckets of the first."""
+        with mock.patch.dict(os.environ, XDG_CACHE_HOME=str(self.work.path / "cache")):
+            runs = [run for run, in run_cases(BUILD, self.work.path, ranks, [one for one in cases for _ in range(2)],
+                                              slot_types=("cuda",))]
+        for tuned, remembered in zip(runs[::2], runs[1::2]):
+            for run, by in ((tuned, "tuned"), (remembered, "remembered")):
+                run.result.expect(0)
+                self.assertEqual(run.reports, [])
+                self.assertEqual(run.result.json("plan.json")["fusion"]["by"], by)
+            for counts in tuned.counts:  # of batches in which buckets take turns
+                self.assertEqual(counts["host_syncs"], 0)
+                self.assertEqual(counts["pageable_copies"], 0)
+                self.assertEqual(counts["graph_launches"], 0)
+        return runs
+
+    def test_a_step_is_captured_when_its_buckets_are_final(self):
+        for ranks in (2, 3):
+            with self.subTest(ranks=ranks):
+                tuned, remembered = self.tune(ranks, [case("gpt", ADAMW, True, batches=[100] * 4, sharded_optimizer=False,
+                                                           auto_tune_tensor_fusion=True)])
+                (report,) = tuned.result.events("fusion_tuned")
+                self.assertLessEqual(report["steps"], 100)
+                plans = [run.result.json("plan.json")["cuda_graphs"] for run in (tuned, remembered)]
+                self.assertTrue(all(plan["captured"] for plan in plans), plans)
+                self.assertGreater(plans[0]["batch"], report["steps"])
+                if ranks == 2:  # more are added in an order that depends on the buckets
+                    self.check_equal(tuned.result, remembered.result)
+
+    def test_sharded_updates_are_refused(self):
+        """On a GPU a rank keeps its part of the optimizer's state alone, and parts depend on the buckets."""
+        (run,), = run_cases(BUILD, self.work.path, 2, [case("mlp", SGD, False, sharded_optimizer=True, auto_tune_tensor_fusion=True)],
+                            slot_types=("cuda",))
+        self.assertEqual(run.result.code, 2)
+        self.assertIn("auto_tune_tensor_fusion is not supported yet with sharded_optimizer: true on GPUs", run.result.output)
+
+    def test_with_compression(self):
+        cases = [case("cnn", SGD, False, batches=[100] * 4, gradient_compression=kind, auto_tune_tensor_fusion=True)
+                 for kind in ("fp16", "bf16", "int8", {"kind": "topk", "ratio": 0.1})]
+        runs = self.tune(2, cases)
+        for tuned, remembered in zip(runs[::2], runs[1::2]):
+            self.check_equal(tuned.result, remembered.result)
+            self.assertEqual(tuned.result.json("plan.json")["compression"]["compared_steps"], 3)
 
 
 class Causes(GraphTest):

@@ -87,12 +87,13 @@ class Launches(unittest.TestCase):
     def test_synthetic(self):
         self.compare(SOURCE / "configs" / "synthetic.yaml", "auto", ["hyperparameters.width=64", "data.samples=2000"])
 
-    def test_a_key_without_effect_on_gpus_is_named(self):
-        sets = ["hyperparameters.width=64", "data.samples=2000", "searcher.max_length.batches=3"]
-        key = "optimizations.tensor_fusion_cycle_time"
-        for value, wanted in ((1, 0), (2.5, 1)):
-            result = self.on_gpus(SOURCE / "configs" / "synthetic.yaml", 2, "cuda", [*sets, f"{key}={value}"])
-            self.assertEqual(result.output.count(f"{key}: {value} has no effect on GPUs"), wanted, result.output)
+    def test_gaps_close_buckets_where_the_file_says_so(self):
+        """No two gradients are ready within a nanosecond: each travels alone."""
+        sets = ["hyperparameters.width=64", "data.samples=2000", "searcher.max_length.batches=20"]
+        for more, by in (([], "threshold"), (["optimizations.tensor_fusion_cycle_time=0.000001"], "threshold and gaps")):
+            fusion = self.on_gpus(SOURCE / "configs" / "synthetic.yaml", 2, "cuda", [*sets, *more]).json("plan.json")["fusion"]
+            self.assertEqual(fusion["by"], by)
+            self.assertEqual(len(fusion["buckets"]) > 1, bool(more), fusion)
 
     def test_float16(self):
         sets = ["hyperparameters.width=64", "data.samples=2000", "searcher.max_length.batches=20",

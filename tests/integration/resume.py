@@ -39,7 +39,7 @@ BATCHES = 40
 def case(model, optimizer, batches=None, length=None, slot_type="cpu", sections=None, **parts):
     """`parts`: hyperparameters, and optimizations by their names."""
     keys = ("aggregation_frequency", "sharded_optimizer", "sharded_gradients", "gradient_compression", "local_sgd", "tensor_fusion_threshold",
-            "mixed_precision", "memory_format", "cuda_graphs")
+            "mixed_precision", "memory_format", "cuda_graphs", "auto_tune_tensor_fusion")
     optimizations = {key: parts.pop(key) for key in keys if key in parts}
     return {"model": model, "optimizer": optimizer, "batches": batches or [17] * 4, "slot_type": slot_type,
             "length": length or {"batches": BATCHES}, "optimizations": optimizations, "hyperparameters": parts,
@@ -70,6 +70,9 @@ CASES = {
         *(case("gpt", ADAM, gradient_compression=word) for word in ("fp16", "bf16", "int8")),
         case("gpt", SGD, gradient_compression={"kind": "powersgd", "rank": 2, "warmup_steps": 5}),
         case("gpt", SGD, gradient_compression={"kind": "topk", "ratio": 0.1}),
+        *(case("gpt", ADAM, gradient_compression=word, auto_tune_tensor_fusion=True) for word in ("fp16", "bf16", "int8")),
+        case("gpt", SGD, gradient_compression={"kind": "powersgd", "rank": 2, "warmup_steps": 5}, auto_tune_tensor_fusion=True),
+        case("gpt", SGD, gradient_compression={"kind": "topk", "ratio": 0.1}, auto_tune_tensor_fusion=True),
         case("cnn", ADAMW, local_sgd=LOCAL),
         case("gpt", SGD, local_sgd={**LOCAL, "compression": "int8"}, aggregation_frequency=2, **UNEVEN)],
     3: [case("cnn", ADAMW, sharded_optimizer=True, aggregation_frequency=4, **UNEVEN),
@@ -101,6 +104,7 @@ GPU_CASES = {
         case("cnn", ADAMW, slot_type="cuda", cuda_graphs=True, host="nothing", draws=True),
         case("gpt", SGD, slot_type="cuda", local_sgd=LOCAL, **UNEVEN),
         case("gpt", ADAM, slot_type="cuda", gradient_compression="int8", aggregation_frequency=2),
+        case("gpt", ADAM, slot_type="cuda", gradient_compression="int8", auto_tune_tensor_fusion=True),
         case("gpt", SGD, slot_type="cuda", mixed_precision="pure_bf16", sharded_optimizer=True),
         case("gpt", ADAMW, sharded_optimizer=True, clip=0.5, **FP16),
         case("cnn", ADAM, gradient_compression="int8", aggregation_frequency=2, **FP16),

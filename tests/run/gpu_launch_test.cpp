@@ -200,19 +200,20 @@ TEST_F(GpuRun, AGpuThatOthersUseGivesAWarningOrIsRefused) {
   }
 }
 
-TEST_F(GpuRun, WhatGpusDoNotSupportYetIsRefused) {
+TEST_F(GpuRun, WhatGpusDoNotSupportIsRefused) {
   make({.slots = 1, .slot_type = "auto"}, gpus(1));
-  const Result refused = launch({"--set", "optimizations.auto_tune_tensor_fusion=true"});
+  const Result refused = launch({"--set", "optimizations.sharded_gradients=true"});
   EXPECT_EQ(refused.code, 2);
-  EXPECT_THAT(refused.err,
-              HasSubstr("experiment.yaml: optimizations.auto_tune_tensor_fusion: is not supported on GPUs yet; "
-                        "remove it, or train on CPUs with resources.slot_type: cpu"));
+  EXPECT_THAT(
+      refused.err,
+      HasSubstr("experiment.yaml: optimizations.sharded_gradients: cannot be true on GPUs, where NCCL keeps the "
+                "memory of whole gradients registered; leave it at auto"));
   Command alone(run().folder(),
                 {rank_program(), run().experiment(), "--run-dir", run().run_dir(), "--set",
-                 "optimizations.auto_tune_tensor_fusion=true"},
+                 "optimizations.sharded_gradients=true"},
                 environment());
   EXPECT_EQ(alone.wait().code, 2);
-  EXPECT_THAT(alone.err(), HasSubstr("is not supported on GPUs yet"));
+  EXPECT_THAT(alone.err(), HasSubstr("cannot be true on GPUs"));
 }
 
 TEST_F(GpuRun, VariablesOfGpusAreThoseOfRanksOnGpus) {

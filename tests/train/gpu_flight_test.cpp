@@ -5,6 +5,7 @@
 #include "device/device_feed.h"
 #include "device/steps_in_flight.h"
 #include "dtrain/base/error.h"
+#include "exchange/exchange_events.h"
 #include "gpu_run.h"
 #include "loop/metrics.h"
 
@@ -48,6 +49,52 @@ TEST_F(GpuFlight, ValuesAreReadLateAndInOrder) {
     EXPECT_EQ(counts.host_syncs, 0);
     EXPECT_EQ(counts.pageable_copies, 0);
     EXPECT_EQ(counts.copies_to_host, 12);
+  });
+}
+
+TEST_F(GpuFlight, TimesOfAnExchangeArriveWhenItsBatchHasEnded) {
+  run_on_gpu([](GpuRun& run) {
+    StepsInFlight flight(run.device, *run.nccl, run.recorder);
+    gpus.delay_queries(3);
+    gpus.take_counts();
+    ExchangeEvents marks(run.device, /*of_gradients=*/true);
+    marks.begin_backward();
+    number_on_gpu(1);
+    marks.gradient_ready(1);
+    {
+      const ExchangeEvents::Stretch outer(&marks);
+      const ExchangeEvents::Stretch inner(&marks);
+      number_on_gpu(2);
+    }
+    number_on_gpu(3);
+    marks.gradient_ready(0);
+    {
+      const ExchangeEvents::Stretch last(&marks);
+      number_on_gpu(4);
+    }
+    std::vector<ExchangeEvents::Times> arrived;
+    flight.when_ended([&] { arrived.push_back(marks.read(3)); });
+    flight.end_batch();
+    EXPECT_EQ(arrived.size(), 0u);
+    flight.finish_all();
+    ASSERT_EQ(arrived.size(), 1u);
+    const ExchangeEvents::Times& times = arrived.front();
+    ASSERT_EQ(times.ready_us.size(), 3u);
+    EXPECT_GT(times.ready_us[1], 0);
+    EXPECT_GT(times.ready_us[0], times.ready_us[1]);
+    EXPECT_EQ(times.ready_us[2], -1) << "it is not in this step";
+    EXPECT_GT(times.exchange.exposed_us, 0);
+    EXPECT_GE(times.exchange.exchanged_us, times.ready_us[0] + times.exchange.exposed_us - 1e-3);
+    EXPECT_EQ(gpus.take_counts().host_syncs, 0);
+  });
+}
+
+TEST_F(GpuFlight, WhatIsToBeDoneAfterABatchIsDoneAtOnceOnTheHost) {
+  run_on_gpu([](GpuRun& run) {
+    StepsInFlight flight(at::kCPU, *run.host, run.recorder);
+    int calls = 0;
+    flight.when_ended([&] { ++calls; });
+    EXPECT_EQ(calls, 1);
   });
 }
 

@@ -14,6 +14,8 @@
 
 #include "compression_sides.h"
 #include "dtrain/base/error.h"
+#include "exchange/replicated.h"
+#include "model/flat_optimizer.h"
 #include "small_model.h"
 #include "small_run.h"
 
@@ -156,6 +158,111 @@ TEST(TensorCompression, ASkippedStepLeavesTheErrorFeedbackAsItWas) {
       }
       EXPECT_TRUE(changed) << "there was nothing to undo";
     });
+  }
+}
+
+at::Tensor small_gradient(const FlatParameters::Parameter& parameter, std::size_t index, int rank, int step,
+                          double size) {
+  auto generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(1000 * step + 100 * rank) + index);
+  const at::Tensor value = torch::randn(parameter.gradient.sizes(), generator, at::TensorOptions().dtype(at::kDouble));
+  return value.mul_(size).to(parameter.gradient.scalar_type());
+}
+
+std::map<std::string, at::Tensor> state_of(GradientStrategy& strategy) {
+  CopyState copy;
+  strategy.visit(copy);
+  return std::move(copy.values);
+}
+
+// Exchanges a few steps, with other buckets in each step if `changing`. Returns the results of all steps, one after the
+// other, for each parameter.
+std::vector<std::vector<at::Tensor>> exchange_steps(SmallRun& run, const comm::Compression& compression, double size,
+                                                    bool changing, std::map<std::string, at::Tensor>& state) {
+  comm::Communicator& communicator = run.services.communicator;
+  CompressedModel model;
+  FlatParameters parameters(*model, communicator);
+  FlatOptimizer optimizer(Sgd{.lr = 0.01}, nullptr, parameters);
+  FixedScale scale(1.0 / communicator.world_size());
+  Compressed strategy(parameters, optimizer, communicator, run.recorder, scale, compression, 5,
+                      /*settled_steps=*/1000);
+  std::vector<comm::FusionPlan> plans;
+  for (const std::int64_t threshold : {1 << 20, 0, 3000}) {
+    plans.push_back(comm::plan_fusion(items_of(parameters), threshold));
+  }
+  const auto all = parameters.parameters();
+  const std::vector<std::uint8_t> used(all.size(), 1);
+  std::vector<std::vector<at::Tensor>> results(all.size());
+  for (int step = 0; step < kSteps; ++step) {
+    const comm::FusionPlan& plan = plans[changing ? static_cast<std::size_t>(step) % plans.size() : 0];
+    if (step == 0 || changing) strategy.set_plan(plan);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      all[i].gradient.copy_(small_gradient(all[i], i, communicator.rank(), step, size));
+    }
+    std::vector<comm::Work> works;
+    for (std::size_t b = 0; b < plan.buckets.size(); ++b) works.push_back(strategy.launch(b));
+    for (comm::Work& work : works) work.join();
+    for (std::size_t i = 0; i < all.size(); ++i) results[i].push_back(all[i].gradient.to(at::kDouble));
+    strategy.update({.used = used});
+    EXPECT_TRUE(strategy.exchanged_as_usual());
+  }
+  state = state_of(strategy);
+  return results;
+}
+
+// As while buckets are tuned. What was sent and what is held back add up to what was given, on all ranks together; the
+// bits are those of one division into buckets, and the same on every rank.
+void expect_nothing_lost(int ranks, const comm::Compression& compression) {
+  const bool half = std::holds_alternative<comm::Fp16>(compression);
+  // float16 has error feedback for values below 2^-14 alone.
+  const double size = half ? 1e-6 : 1;
+  run_small(ranks, [&](SmallRun& run) {
+    std::map<std::string, at::Tensor> held, held_by_one_plan;
+    const auto results = exchange_steps(run, compression, size, /*changing=*/true, held);
+    const auto expected = exchange_steps(run, compression, size, /*changing=*/false, held_by_one_plan);
+    ASSERT_EQ(held.size(), held_by_one_plan.size());
+    for (const auto& [name, value] : held) EXPECT_TRUE(torch::equal(value, held_by_one_plan.at(name))) << name;
+    CompressedModel model;
+    const FlatParameters parameters(*model, run.services.communicator);
+    const auto all = parameters.parameters();
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      at::Tensor sent = at::zeros_like(results[i].front()), given = at::zeros_like(sent);
+      for (int step = 0; step < kSteps; ++step) {
+        const at::Tensor& result = results[i][static_cast<std::size_t>(step)];
+        EXPECT_TRUE(torch::equal(result, expected[i][static_cast<std::size_t>(step)]))
+            << all[i].name << ", step " << step;
+        at::Tensor first = result.clone();
+        run.services.communicator
+            .broadcast(first.data_ptr(), static_cast<std::size_t>(first.numel()), comm::DataType::kFloat64, 0)
+            .wait();
+        EXPECT_TRUE(torch::equal(result, first)) << all[i].name << " differs between ranks in step " << step;
+        sent += result;
+        for (int rank = 0; rank < ranks; ++rank) {
+          given += small_gradient(all[i], i, rank, step, size).to(at::kDouble) / ranks;
+        }
+      }
+      const auto feedback = held.find("error/" + all[i].name);
+      if (feedback != held.end()) {
+        at::Tensor values = feedback->second.to(at::kDouble).contiguous();
+        run.services.communicator
+            .all_reduce(values.data_ptr(), static_cast<std::size_t>(values.numel()), comm::DataType::kFloat64)
+            .wait();
+        // float16 sums up what the ranks send, the others average it.
+        sent += values.view(sent.sizes()) / (half ? 1 : ranks);
+      }
+      const bool keeps_all = !std::holds_alternative<comm::Bf16>(compression);
+      EXPECT_TRUE(!keeps_all || torch::allclose(sent, given, 0, 2e-4 * size)) << all[i].name;
+    }
+  });
+}
+
+TEST(TensorCompression, NewBucketsLoseNothing) {
+  const std::vector<comm::Compression> all{comm::Fp16(), comm::Bf16(), comm::Int8(), comm::TopK{.ratio = 0.05},
+                                           comm::PowerSgd{.rank = 2, .warmup_steps = 0}};
+  for (const comm::Compression& compression : all) {
+    for (const int ranks : {2, 3}) {
+      SCOPED_TRACE(testing::Message() << "compression " << compression.index() << ", " << ranks << " ranks");
+      expect_nothing_lost(ranks, compression);
+    }
   }
 }
 

@@ -111,18 +111,14 @@ void check_together(Section& section, const Optimizations& o) {
                     "cannot be true with local_sgd, which exchanges no gradients; leave it at auto");
     if (o.ema > 0)
       section.refuse("ema", "is not supported yet with local_sgd, where every rank has its own parameters");
-    if (o.auto_tune_tensor_fusion) {
-      section.refuse("auto_tune_tensor_fusion",
-                     "has no effect with local_sgd, which exchanges nothing during backward");
-    }
+    constexpr const char* kNothingInBackward =
+        "has no effect with local_sgd, which exchanges nothing during backward; leave it out";
+    if (o.auto_tune_tensor_fusion) section.refuse("auto_tune_tensor_fusion", kNothingInBackward);
+    if (o.tensor_fusion_cycle_ms) section.refuse("tensor_fusion_cycle_time", kNothingInBackward);
   } else if (compressed) {
     constexpr const char* kWholeGradients =
         "cannot be true with gradient_compression, which needs whole gradients on every rank; leave it at auto";
     refuse_sharding(kWholeGradients, kWholeGradients);
-    if (o.auto_tune_tensor_fusion) {
-      section.refuse("auto_tune_tensor_fusion",
-                     "is not supported yet with gradient_compression; switch one of them off");
-    }
   } else if (o.sharded_gradients == Switch::kOn && o.sharded_optimizer == Switch::kOff) {
     section.refuse("sharded_gradients",
                    "cannot be true with sharded_optimizer: false, where every rank updates with all gradients; leave "
@@ -140,11 +136,10 @@ Json optimizations_together() {
                                                                      {"sharded_optimizer", not_true},
                                                                      {"sharded_gradients", not_true},
                                                                      {"ema", {{"const", 0}}},
+                                                                     {"tensor_fusion_cycle_time", {{"type", "null"}}},
                                                                      {"auto_tune_tensor_fusion", {{"const", false}}}})),
         if_then(is_given("gradient_compression", {{"not", no_compression}}),
-                allows({{"sharded_optimizer", not_true},
-                        {"sharded_gradients", not_true},
-                        {"auto_tune_tensor_fusion", {{"const", false}}}})),
+                allows({{"sharded_optimizer", not_true}, {"sharded_gradients", not_true}})),
         if_then(is_given("sharded_optimizer", {{"enum", {false, "false"}}}),
                 allows({{"sharded_gradients", not_true}}))}}};
 }

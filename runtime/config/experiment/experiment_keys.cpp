@@ -49,16 +49,18 @@ std::vector<std::pair<std::string, std::string>> Experiment::variables_of_ranks(
   return variables;
 }
 
-std::vector<std::string> keys_not_for_gpus(const Experiment& experiment) {
-  const Optimizations& o = experiment.optimizations;
-  std::vector<std::string> keys;
-  if (o.auto_tune_tensor_fusion) keys.emplace_back("optimizations.auto_tune_tensor_fusion");
-  return keys;
+constexpr const char* kWholeOnGpus =
+    "cannot be true on GPUs, where NCCL keeps the memory of whole gradients registered; leave it at auto, and set "
+    "sharded_optimizer: true to shard the updates";
+
+std::vector<Refusal> refusals_on_gpus(const Experiment& experiment) {
+  if (experiment.optimizations.sharded_gradients != Switch::kOn) return {};
+  return {{"optimizations.sharded_gradients", kWholeOnGpus}};
 }
 
-std::vector<std::string> keys_not_for_cpus(const Experiment& experiment) {
+std::vector<Refusal> refusals_on_cpus(const Experiment& experiment) {
   if (experiment.optimizations.mixed_precision != Precision::kFloat16) return {};
-  return {"optimizations.mixed_precision"};
+  return {{"optimizations.mixed_precision", kNotForCpus}};
 }
 
 std::string not_with_tls(const std::string& whose) {
@@ -77,7 +79,7 @@ Json what_cpus_support() {
 
 Json what_gpus_support() {
   return if_then(is_given("resources.slot_type", {{"const", "cuda"}}),
-                 allows({{"optimizations.auto_tune_tensor_fusion", {{"enum", {false}}}}}));
+                 allows({{"optimizations.sharded_gradients", {{"enum", {"auto", false, "false"}}}}}));
 }
 
 // Returns the condition of check_together() as a schema.
@@ -176,10 +178,10 @@ void check_together(Section& root, const Experiment& experiment) {
   }
   const bool on_gpus = experiment.resources.slot_type == SlotType::kCuda;
   if (on_gpus) {
-    for (const std::string& key : keys_not_for_gpus(experiment)) root.refuse(key, kNotForGpus);
+    for (const auto& [key, why] : refusals_on_gpus(experiment)) root.refuse(key, why);
   }
   if (experiment.resources.slot_type == SlotType::kCpu) {
-    for (const std::string& key : keys_not_for_cpus(experiment)) root.refuse(key, kNotForCpus);
+    for (const auto& [key, why] : refusals_on_cpus(experiment)) root.refuse(key, why);
   }
   if (experiment.communication_security == comm::Security::kTls) {
     const std::optional<comm::Backend>& backend = experiment.communication_backend;

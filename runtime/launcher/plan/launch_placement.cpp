@@ -134,12 +134,10 @@ config::AgentSlotType decide_slot_type(const config::Experiment& experiment, con
 
 // ConfigError if the experiment has keys that the devices chosen by slot_type: auto do not support.
 void check_devices_support(const config::Experiment& experiment, bool on_gpus) {
-  const std::vector<std::string> keys =
-      on_gpus ? config::keys_not_for_gpus(experiment) : config::keys_not_for_cpus(experiment);
-  if (keys.empty()) return;
-  throw ConfigError(
-      experiment.file.string() + ": " + keys.front() + ": " + (on_gpus ? config::kNotForGpus : config::kNotForCpus),
-      std::string("resources.slot_type is auto, and there are ") + (on_gpus ? "GPUs" : "no GPUs"));
+  const auto refusals = on_gpus ? config::refusals_on_gpus(experiment) : config::refusals_on_cpus(experiment);
+  if (refusals.empty()) return;
+  throw ConfigError(experiment.file.string() + ": " + refusals.front().key + ": " + refusals.front().why,
+                    std::string("resources.slot_type is auto, and there are ") + (on_gpus ? "GPUs" : "no GPUs"));
 }
 
 // Returns lines that are added to the refusal of an experiment that never fits on GPU slots: the warnings of the

@@ -49,6 +49,7 @@ class HostCompressor final : public BucketCompressor {
         compressor_(compression_options(options), gradient_tensors(parameters, flats_), communicator),
         report_(options.name, options.key) {}
 
+  bool compressing() const override { return compressor_.compressing(); }
   std::string_view operation() const override {
     return compressor_.options().codec.gathers && compressor_.compressing() ? "all_gather" : "all_reduce";
   }

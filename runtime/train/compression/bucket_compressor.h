@@ -31,6 +31,8 @@ class BucketCompressor {
  public:
   virtual ~BucketCompressor() = default;
 
+  // True if this step is compressed; false in a warm-up, and in steps for comparison.
+  virtual bool compressing() const = 0;
   // The name of this step's operation on a bucket, in records: "all_reduce", "all_gather".
   virtual std::string_view operation() const = 0;
   // Starts the exchange of a bucket of the plan. When its Work has been joined, the bucket holds `scale` times the
@@ -56,7 +58,7 @@ struct CompressorOptions {
   comm::Compression compression;
   std::uint64_t seed = 0;
   int compared_steps = 0;  // steps that are exchanged uncompressed, to measure the gain
-  int settled_steps = 0;   // number of first steps that are not like later ones
+  std::int64_t settled_steps = 0;  // number of first steps that are not like later ones
   std::string name;        // in reports: "gradient compression", or another use
   std::string key;         // of the experiment file
   bool undoes_steps = false;

@@ -72,6 +72,7 @@ class TensorCompressor final : public BucketCompressor {
                    const CompressorOptions& options);
   ~TensorCompressor() override;
 
+  bool compressing() const override;
   std::string_view operation() const override;
   comm::Work exchange(const comm::FusionPlan& plan, std::size_t bucket, double scale) override;
   void not_applied(std::size_t parameter) override;
@@ -86,7 +87,6 @@ class TensorCompressor final : public BucketCompressor {
 
  private:
   class OneWork;
-  bool compressing() const;
   bool compared() const;
   TensorBucket bucket_of(const comm::FusionPlan& plan, std::size_t index) const;
   double sent(double bytes, bool gathered) const;

@@ -41,6 +41,11 @@ void StepsInFlight::read(const at::Tensor& values, Use use) {
   readings_.push_back({std::move(copy), std::move(use)});
 }
 
+void StepsInFlight::when_ended(std::function<void()> use) {
+  if (device_.is_cpu()) return use();
+  readings_.push_back({{}, [use = std::move(use)](std::span<const double>) { use(); }});
+}
+
 void StepsInFlight::end_batch() {
   if (device_.is_cpu()) return;
   Flight flight{c10::Event(device_.type()), std::exchange(readings_, {})};
@@ -63,6 +68,10 @@ void StepsInFlight::finish_oldest() {
   const Flight flight = std::move(flights_.front());
   flights_.pop_front();
   for (const Reading& reading : flight.readings) {
+    if (!reading.copy.defined()) {
+      reading.use({});
+      continue;
+    }
     reading.use({reading.copy.const_data_ptr<double>(), static_cast<std::size_t>(reading.copy.numel())});
   }
 }

@@ -34,6 +34,9 @@ class StepsInFlight {
   using Use = std::function<void(std::span<const double>)>;
   void read(const at::Tensor& values, Use use);
 
+  // Calls `use` when the current batch has ended; on a CPU at once.
+  void when_ended(std::function<void()> use);
+
   // Ends a batch whose work has been submitted. Waits until at most kMost batches are unfinished, and reads the values
   // of the batches that it waited for. CommError: those of Work::wait().
   void end_batch();
@@ -50,7 +53,7 @@ class StepsInFlight {
 
  private:
   struct Reading {
-    at::Tensor copy;  // pinned
+    at::Tensor copy;  // pinned; undefined: no value
     Use use;
   };
   struct Flight {

@@ -5,12 +5,17 @@
 
 #include <ATen/Parallel.h>
 
+#include "dtrain/base/choices.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/numeric.h"
+#include "dtrain/comm/compression.h"
 #include "dtrain/rank/libtorch.h"
 
 namespace dtrain::train {
 namespace {
+
+// The times of a step are there in the end_step() that follows the end of its batch.
+static_assert(StepsInFlight::kMost + 1 <= comm::FusionTuner::kMostLag);
 
 std::vector<comm::FusionItem> items_of(const FlatParameters& parameters) {
   std::vector<comm::FusionItem> items;
@@ -24,6 +29,14 @@ std::vector<double> microseconds(std::span<const Nanoseconds> times) {
   std::vector<double> result;
   for (const Nanoseconds time : times) result.push_back(static_cast<double>(time.count()) / 1e3);
   return result;
+}
+
+// Tells codecs apart whose exchanges take different times.
+Json json_of(const comm::Compression& compression) {
+  Json json{word_of(compression)};
+  if (const auto* const factors = std::get_if<comm::PowerSgd>(&compression)) json.push_back(factors->rank);
+  if (const auto* const largest = std::get_if<comm::TopK>(&compression)) json.push_back(largest->ratio);
+  return json;
 }
 
 // Returns the host number of every rank. Hosts are numbered in the order of ranks 0, 1, …. Collective.
@@ -66,7 +79,7 @@ Fusion::Fusion(const FlatParameters& parameters, const RunServices& run, const F
   if (communicator_.world_size() == 1) return;
   if (!options_.auto_tune) {
     gaps_due_ = options_.cycle_ms > 0 && items_.size() > 1;
-    if (gaps_due_) link_ = comm::measure_link(communicator_);
+    if (gaps_due_) link_ = comm::measure_link(run.device_communicator, communicator_);
     return;
   }
   const std::vector<std::size_t> hosts = hosts_of_ranks(run);
@@ -74,8 +87,9 @@ Fusion::Fusion(const FlatParameters& parameters, const RunServices& run, const F
   const auto known = remembered(/*several_hosts=*/std::count(hosts.begin(), hosts.end(), 0u) < std::ssize(hosts));
   // All ranks would log the same.
   const Logger log = run.is_first_rank() ? run.log : make_null_logger();
-  tuner_ = std::make_unique<comm::FusionTuner>(
-      items_, comm::FusionRule{options_.threshold_bytes, options_.cycle_ms * 1e3}, communicator_, log, known);
+  tuner_ =
+      std::make_unique<comm::FusionTuner>(items_, comm::FusionRule{options_.threshold_bytes, options_.cycle_ms * 1e3},
+                                          run.device_communicator, communicator_, log, known);
   if (known) {
     adopt(tuner_->plan(), "remembered");
     tuner_.reset();
@@ -93,7 +107,8 @@ Json Fusion::cache_key(const FlatParameters& parameters, const std::vector<std::
           {"aggregation_frequency", options_.aggregation_frequency},
           {"sharded", options_.sharded},
           {"hosts", hosts},
-          {"backend", std::string(communicator_.backend())},
+          {"backend", std::string(run_.device_communicator.backend())},
+          {"compression", json_of(options_.compression)},
           {"threads", at::get_num_threads()}};
 }
 
@@ -109,7 +124,7 @@ std::optional<std::vector<std::size_t>> Fusion::remembered(bool several_hosts) {
   }
   if (!found) return std::nullopt;
   if (several_hosts) {
-    const comm::LinkModel now = comm::measure_link(communicator_);
+    const comm::LinkModel now = comm::measure_link(run_.device_communicator, communicator_);
     if (!comm::alike(found->link, now)) {
       if (run_.is_first_rank()) {
         run_.log->info(
@@ -128,23 +143,62 @@ std::optional<std::vector<std::size_t>> Fusion::remembered(bool several_hosts) {
   return found->cuts;
 }
 
-bool Fusion::end_step(const GradientExchange& exchange) {
+std::int64_t Fusion::settled_steps() const {
+  if (!options_.auto_tune) return kWarmUpSteps + kGapSteps;
+  // The tuner begins when a codec's warm-up has ended.
+  return comm::FusionTuner::kMaxSteps + comm::codec_maker(options_.compression).warmup_steps;
+}
+
+GradientExchange::DeviceTimes Fusion::device_times() const {
+  using Times = GradientExchange::DeviceTimes;
+  if (!settling()) return Times::kNone;
+  return gaps_due_ || tuner_->wants_ready_times() ? Times::kGradients : Times::kExchange;
+}
+
+bool Fusion::end_step(GradientExchange& exchange, StepsInFlight& in_flight, bool as_usual) {
+  add_exposed(exchange);
+  if (!settling()) return false;
+  if (gaps_due_ || as_usual) {
+    if (tuner_) tuner_->end_step();
+    note_times(exchange, in_flight);
+  }
+  bool changed = false;
+  for (const auto& times : std::exchange(arrived_, {})) {
+    if (tuner_) {
+      tuner_->add_times(times.ready_us, times.exchange);
+    } else if (gaps_due_) {
+      changed |= look_at_gaps(times.ready_us);
+    }
+  }
+  return tuner_ ? follow_tuner() : changed;
+}
+
+void Fusion::add_exposed(const GradientExchange& exchange) {
   // On a device a Work has only begun: its exposed time is in its late record (CollectiveLog) and not known here.
-  const bool on_device = &run_.device_communicator != &run_.communicator;
-  const auto works = on_device ? std::span<const comm::Work>() : exchange.works();
+  if (on_device()) return;
+  const auto works = exchange.works();
   for (std::size_t b = 0; b < works.size() && b < exposed_us_.size(); ++b) {
     exposed_us_[b] += static_cast<double>(works[b].timing().exposed.count()) / 1e3;
   }
-  if (!on_device) ++exposed_steps_;
-  if (tuner_) {
-    const bool changed =
-        tuner_->end_step(microseconds(exchange.ready_times()), {static_cast<double>(exchange.exchanged().count()) / 1e3,
-                                                                static_cast<double>(exchange.exposed().count()) / 1e3});
-    if (changed) adopt(tuner_->plan(), "being tuned");
-    if (tuner_->done()) end_tuning();
-    return changed;
+  ++exposed_steps_;
+}
+
+void Fusion::note_times(GradientExchange& exchange, StepsInFlight& in_flight) {
+  if (on_device()) {
+    in_flight.when_ended(
+        [this, marks = exchange.take_device_times()] { arrived_.push_back(marks->read(items_.size())); });
+    return;
   }
-  return gaps_due_ && look_at_gaps(microseconds(exchange.ready_times()));
+  arrived_.push_back({microseconds(exchange.ready_times()),
+                      {static_cast<double>(exchange.exchanged().count()) / 1e3,
+                       static_cast<double>(exchange.exposed().count()) / 1e3}});
+}
+
+bool Fusion::follow_tuner() {
+  const bool changed = !(tuner_->plan() == plan());
+  if (changed) adopt(tuner_->plan(), "being tuned");
+  if (tuner_->done()) end_tuning();
+  return changed;
 }
 
 bool Fusion::look_at_gaps(std::span<const double> ready_us) {

@@ -9,8 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "device/steps_in_flight.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
+#include "dtrain/comm/codecs.h"
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/fusion_plan.h"
 #include "dtrain/comm/fusion_tuner.h"
@@ -48,6 +50,7 @@ class FusionCache {
 struct FusionOptions {
   std::int64_t threshold_bytes = 64ll << 20;
   double cycle_ms = 0;                 // 0: gaps between gradients do not matter
+  comm::Compression compression;       // of the gradients
   bool auto_tune = false;              // then the threshold and the gaps only give the plan that the tuner has to beat
   std::filesystem::path cache_folder;  // of tuned plans; empty: none are remembered
   // Further facts on which an answer of the tuner depends.
@@ -63,14 +66,18 @@ class Fusion {
 
   // The plan. Earlier plans stay where they are: a strategy may look at the old plan when it is given a new one.
   const comm::FusionPlan& plan() const { return plans_.back(); }
-  // To be called after a step that exchanged gradients. Collective now and then; returns true if plan() has changed.
-  bool end_step(const GradientExchange& exchange);
+  // To be called after a step that exchanged gradients. `as_usual`: the exchange was like those of most steps; the
+  // tuner does not count others. The exchange and the steps in flight outlive the settling. Collective now and then;
+  // returns true if plan() has changed.
+  bool end_step(GradientExchange& exchange, StepsInFlight& in_flight, bool as_usual);
+  // The times that the next step has to mark on a device.
+  GradientExchange::DeviceTimes device_times() const;
 
   // True if measurements under way may still change the plan.
   bool settling() const { return gaps_due_ || tuner_; }
-  // Without the tuner: the number of first steps that may have another plan than the steps after them. It holds even if
-  // the plan does not change: the work of a step must not depend on the plan.
-  static constexpr int settled_steps() { return kWarmUpSteps + kGapSteps; }
+  // The number of first steps that may have another plan than the steps after them. It holds even if the plan does not
+  // change or is known from the start: the work of a step must not depend on the plan.
+  std::int64_t settled_steps() const;
   // Forgets the exposed times: those from here on are of another strategy.
   void forget_exposed();
 
@@ -82,14 +89,19 @@ class Fusion {
   static constexpr int kWarmUpSteps = 3;  // steps until allocators and caches have settled
   static constexpr int kGapSteps = 5;
 
+  bool on_device() const { return &run_.device_communicator != &run_.communicator; }
+  void add_exposed(const GradientExchange& exchange);
+  // Takes the times of this step: at once, or on a device when it has ended there.
+  void note_times(GradientExchange& exchange, StepsInFlight& in_flight);
   bool look_at_gaps(std::span<const double> ready_us);
+  bool follow_tuner();
   void adopt(const comm::FusionPlan& next, std::string how);
   Json cache_key(const FlatParameters& parameters, const std::vector<std::size_t>& hosts) const;
   std::optional<std::vector<std::size_t>> remembered(bool several_hosts);
   void end_tuning();
 
   const RunServices& run_;
-  comm::Communicator& communicator_;
+  comm::Communicator& communicator_;  // the host's
   const FusionOptions options_;
   std::vector<comm::FusionItem> items_;
   std::deque<comm::FusionPlan> plans_;
@@ -97,6 +109,7 @@ class Fusion {
   std::optional<FusionCache> cache_;
   std::unique_ptr<comm::FusionTuner> tuner_;
   bool gaps_due_ = false;
+  std::vector<ExchangeEvents::Times> arrived_;  // times of steps that were not looked at yet, oldest first
   int steps_ = 0;
   std::vector<std::vector<double>> ready_samples_;
   std::vector<double> ready_us_;  // the maximum over the ranks; empty: not measured

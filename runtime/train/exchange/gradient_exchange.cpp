@@ -136,8 +136,12 @@ void GradientExchange::begin_batch(bool exchange) {
       for (at::Tensor& tied : parameter.tied) tied.mutable_grad() = at::Tensor();
     }
   }
+  events_.reset();
   if (!exchange) return;
-  backward_began_ = now();  // replaced when backward() begins, if it does
+  if (device_times_ != DeviceTimes::kNone && !parameters_.memory().on_host()) {
+    events_ = std::make_shared<ExchangeEvents>(parameters_.memory().device(), device_times_ == DeviceTimes::kGradients);
+  }
+  begin_times();  // again when backward() begins, if it does
   exposed_ = Nanoseconds{0};
   next_to_launch_ = next_to_free_ = 0;
   works_.assign(buckets_.size(), comm::Work());
@@ -146,11 +150,17 @@ void GradientExchange::begin_batch(bool exchange) {
   for (std::size_t b = 0; b < buckets_.size(); ++b) buckets_[b] = {plan_->buckets[b].items.size(), false};
 }
 
+void GradientExchange::begin_times() {
+  backward_began_ = now();
+  if (events_) events_->begin_backward();
+}
+
 void GradientExchange::gradient_ready(std::size_t index) {
   auto& parameter = parameters_.parameters()[index];
   if (!parameter.tied.empty()) return;  // add_tied() does it
   const Nanoseconds entered = now();
   ready_times_[index] = entered - backward_began_ - in_hooks_;
+  if (events_) events_->gradient_ready(index);
   if (ready_in_batch_[index]) {
     throw Error(
         "the gradient of '" + parameter.name + "' was computed twice in one batch",
@@ -250,6 +260,7 @@ void GradientExchange::free_bucket(std::size_t bucket) {
 }
 
 void GradientExchange::launch_next() {
+  const ExchangeEvents::Stretch stretch(events_.get());
   const std::size_t bucket = order_[next_to_launch_];
   place_->finish(plan_->buckets[bucket].items);
   works_[bucket] = strategy_->launch(bucket);
@@ -261,7 +272,7 @@ void GradientExchange::backward(const at::Tensor& loss, const Backward& how) {
   std::fill(ready_times_.begin(), ready_times_.end(), kNotReady);
   in_hooks_ = Nanoseconds{0};
   lift_guard();
-  backward_began_ = now();
+  begin_times();
   more_follows_ = how.more_follows;
   const auto run = [&] {
     if (how.inputs.empty()) return loss.backward({}, how.retain_graph);
@@ -382,6 +393,7 @@ std::span<const std::uint8_t> GradientExchange::finish(const Word& word) {
   const Nanoseconds began = now();
   take_back();
   clear_unused();
+  ExchangeEvents::Stretch stretch(events_.get());
   const auto words = used_.end() - kWords;
   words[0] = word.wrote ? 1 : 0;
   words[1] = word.weighted ? 1 : 0;
@@ -393,6 +405,7 @@ std::span<const std::uint8_t> GradientExchange::finish(const Word& word) {
   comm::Work used =
       communicator_.all_reduce(used_.data(), used_.size(), comm::DataType::kUint8, {.op = comm::ReduceOp::kMax});
   join_buckets(/*record=*/true);
+  stretch.end();  // the device does not wait for what the host waits for below
   used.wait();
   const Nanoseconds ended = now();
   exchanged_ = ended - backward_began_;

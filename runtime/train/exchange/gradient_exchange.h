@@ -16,6 +16,7 @@
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/fusion_plan.h"
 #include "dtrain/profile/recorder.h"
+#include "exchange/exchange_events.h"
 #include "exchange/gradient_place.h"
 #include "exchange/gradient_strategy.h"
 #include "model/flat_parameters.h"
@@ -95,6 +96,12 @@ class GradientExchange {
   Nanoseconds exchanged() const { return exchanged_; }
   // The part of exchanged() in which this thread issued buckets or waited for them.
   Nanoseconds exposed() const { return exposed_; }
+  // The same times on a device, marked from the next begin_batch() on: none, those of the whole exchange, or also those
+  // of each gradient. On a CPU nothing is marked.
+  enum class DeviceTimes { kNone, kExchange, kGradients };
+  void mark_on_device(DeviceTimes times) { device_times_ = times; }
+  // Returns the marks of the last window, once; null: there are none.
+  std::shared_ptr<const ExchangeEvents> take_device_times() { return std::exchange(events_, nullptr); }
   // The works of the buckets, in order; those of models that were not chosen are empty.
   std::span<const comm::Work> works() const { return works_; }
 
@@ -105,6 +112,7 @@ class GradientExchange {
   };
   // Puts the gradient in its place. Returns false if the place is taken: the gradient waits until the end of backward.
   bool put_in_place(std::size_t parameter);
+  void begin_times();
   void add_tied();
   void guard();
   void lift_guard();
@@ -159,6 +167,8 @@ class GradientExchange {
   Nanoseconds exchanged_{0};
   Nanoseconds exposed_{0};
   std::vector<Nanoseconds> ready_times_;
+  DeviceTimes device_times_ = DeviceTimes::kNone;
+  std::shared_ptr<ExchangeEvents> events_;  // of this window; null: not timed on the device
 };
 
 // The autograd hooks that call GradientExchange::gradient_ready() when backward has finished a gradient. Autograd calls

@@ -81,6 +81,8 @@ class GradientStrategy {
   // returns the gradients' norm before it: one float64 on the host, or on the device, where it may not be computed yet.
   virtual std::optional<at::Tensor> update(const Update& update) = 0;
 
+  // True if the last update's buckets were exchanged like those of most steps. The same on all ranks.
+  virtual bool exchanged_as_usual() const { return true; }
   virtual StateLayout layout() const { return {}; }
   // The ranges that this rank updates; if every rank updates everything, the rank's share of it. The ranges of all
   // ranks together cover everything once. Empty: the strategy has no such ranges.

@@ -56,7 +56,7 @@ std::vector<at::Tensor> gradients_of(const FlatParameters& parameters) {
 
 Compressed::Compressed(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
                        profile::Recorder& recorder, WindowScale& scale, const comm::Compression& compression,
-                       std::uint64_t seed, int settled_steps)
+                       std::uint64_t seed, std::int64_t settled_steps)
     : replicated_(parameters, optimizer, communicator, recorder, scale),
       scale_(scale),
       flats_(gradients_of(parameters)),
@@ -71,6 +71,7 @@ std::string_view Compressed::operation() const {
 
 void Compressed::set_plan(const comm::FusionPlan& plan) {
   replicated_.set_plan(plan);
+  // Error feedback and factors belong to parameters, not to buckets: they stay as they are.
   compressor_->forget_times();  // with other buckets, backward hides another share of the times
   plan_ = &plan;
 }
@@ -99,6 +100,7 @@ std::optional<at::Tensor> Compressed::update(const Update& update) {
     if (!update.used[i]) compressor_->not_applied(i);
   }
   launched_ = false;
+  compressed_last_ = compressor_->compressing();
   compressor_->end_step();
   Update corrected = update;
   corrected.correction = 1;  // the exchange has applied it

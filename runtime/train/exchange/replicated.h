@@ -41,12 +41,13 @@ class Compressed final : public GradientStrategy {
   // once when the data of a rank ends. `settled_steps`: the plan is final after this many steps.
   Compressed(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
              profile::Recorder& recorder, WindowScale& scale, const comm::Compression& compression, std::uint64_t seed,
-             int settled_steps);
+             std::int64_t settled_steps);
 
   std::string_view operation() const override;
   void set_plan(const comm::FusionPlan& plan) override;
   comm::Work launch(std::size_t bucket) override;
   std::optional<at::Tensor> update(const Update& update) override;
+  bool exchanged_as_usual() const override { return compressed_last_; }
   std::optional<std::vector<FlatRange>> copied_ranges() const override { return replicated_.copied_ranges(); }
 
   void report(const RunServices& run) override { compressor_->report(run); }
@@ -57,6 +58,7 @@ class Compressed final : public GradientStrategy {
   WindowScale& scale_;
   double window_scale_ = 1;           // scale of the window under way, once a bucket is launched
   bool launched_ = false;             // a bucket of this step has been launched
+  bool compressed_last_ = false;      // the last step was compressed
   at::Tensor inverse_of_loss_scale_;  // set in that window
   const std::vector<at::Tensor> flats_;
   std::unique_ptr<BucketCompressor> compressor_;

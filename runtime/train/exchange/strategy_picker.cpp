@@ -121,7 +121,7 @@ std::unique_ptr<GradientStrategy> StrategyPicker::make(bool sharded) {
   comm::Communicator& communicator = run_.device_communicator;
   if (is_compressed()) {
     return std::make_unique<Compressed>(parameters_, optimizer_, communicator, run_.recorder, scale_,
-                                        options_.compression, options_.seed, Fusion::settled_steps());
+                                        options_.compression, options_.seed, fusion_.settled_steps());
   }
   if (sharded) return std::make_unique<Sharded>(parameters_, optimizer_, communicator, run_.recorder, scale_);
   return std::make_unique<Replicated>(parameters_, optimizer_, communicator, run_.recorder, scale_);
@@ -226,10 +226,9 @@ GradientSharding::GradientSharding(const RunServices& run, FlatParameters& param
   if (sharded_) sharded_ = exchange_.free_spare_gradients(true) > 0;
   if (wanted != config::ShardedGradients::kOn || sharded_ || !run.is_first_rank()) return;
   run.log->warn("optimizations.sharded_gradients: true has no effect {}",
-                run.world.size == 1              ? "with one rank"
-                : !parameters.memory().on_host() ? "on GPUs, where gradients stay whole"
-                                                 : "here: the kernel takes none of their memory back (locked memory, "
-                                                   "vm.overcommit_memory=2, or less than a page)");
+                run.world.size == 1 ? "with one rank"
+                                    : "here: the kernel takes none of their memory back (locked memory, "
+                                      "vm.overcommit_memory=2, or less than a page)");
 }
 
 bool GradientSharding::end_step(const GradientStrategy& strategy, const comm::FusionPlan& plan, std::int64_t batch,

@@ -13,6 +13,7 @@
 #include <torch/version.h>
 
 #include "device/training_device.h"
+#include "dtrain/comm/fusion_tuner.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/rank_threads.h"
 #include "dtrain/rank/environment.h"
@@ -70,7 +71,7 @@ c10::Device open_rank_device(rank::RankSession& session) {
   comm::NcclOptions options;
   options.device = device.index();
   options.current_stream = [device] { return native_handle(current_stream(device)); };
-  options.compared_operations = kComparedOperations;
+  options.compared_operations = kComparedOperations + (wanted.auto_tune_tensor_fusion ? comm::kMostLinkOperations : 0);
   session.make_device_communicator(options);
   return device;
 }
@@ -146,30 +147,17 @@ StepOptions step_options(const rank::RankSession& session, const TrialContext::W
   // Gaps between gradients matter only where the exchange of gradients overlaps computation.
   const bool overlaps = !wanted.local_sgd && !options.alone;
   options.fusion.threshold_bytes = wanted.tensor_fusion_threshold_bytes;
-  // The host does not see when a GPU has made a gradient.
-  options.fusion.cycle_ms = overlaps && !session.gpu() ? wanted.tensor_fusion_cycle_ms : 0;
-  const double unless_set = config::Optimizations().tensor_fusion_cycle_ms;
-  if (session.gpu() && session.world().rank == 0 && wanted.tensor_fusion_cycle_ms != unless_set) {
-    session.log()->warn(
-        "optimizations.tensor_fusion_cycle_time: {} has no effect on GPUs: only "
-        "tensor_fusion_threshold closes buckets there",
-        wanted.tensor_fusion_cycle_ms);
-  }
+  options.fusion.cycle_ms = overlaps ? config::fusion_cycle_ms(wanted, /*on_gpus=*/session.gpu().has_value()) : 0;
   options.fusion.auto_tune = wanted.auto_tune_tensor_fusion && !options.alone;
   if (!wrapped.models.empty()) {
-    // A step exchanges only a part of the gradients, from which the gaps of all gradients cannot be told.
+    // A step exchanges only a part of the gradients, from which the times of all gradients cannot be told.
+    const auto refuse = [](const std::string& key) {
+      throw ConfigError("optimizations." + key + " needs all gradients in every step, and the trial has several models",
+                        "leave it out: tensor_fusion_threshold closes buckets");
+    };
+    if (wanted.auto_tune_tensor_fusion) refuse("auto_tune_tensor_fusion");
+    if (wanted.tensor_fusion_cycle_ms.value_or(0) > 0) refuse("tensor_fusion_cycle_time");
     options.fusion.cycle_ms = 0;
-    if (wanted.tensor_fusion_cycle_ms != unless_set && session.world().rank == 0) {
-      session.log()->warn(
-          "optimizations.tensor_fusion_cycle_time: {} has no effect on a trial with several models: only "
-          "tensor_fusion_threshold closes buckets there",
-          wanted.tensor_fusion_cycle_ms);
-    }
-    if (std::exchange(options.fusion.auto_tune, false) && session.world().rank == 0) {
-      session.log()->warn(
-          "optimizations.auto_tune_tensor_fusion has no effect on a trial with several models: "
-          "tensor_fusion_threshold closes buckets there");
-    }
   }
   options.fusion.cache_folder = session.cache_folder();
   options.fusion.batch_per_rank = session.batch_per_rank();

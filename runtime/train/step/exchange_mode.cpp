@@ -71,6 +71,7 @@ class ExchangeMode final : public StepMode, private CapturableStep {
                 options, more.is_settled),
         written_(parts.run, parts.parameters, parts.watch) {
     parts_.watch.note(digests_due());
+    parts_.exchange.mark_on_device(parts_.fusion.device_times());
   }
 
   RoundVote& vote() override { return vote_; }
@@ -218,7 +219,10 @@ class ExchangeMode final : public StepMode, private CapturableStep {
   void step() {
     exchange_and_update();
     end_window();
-    if (parts_.fusion.end_step(parts_.exchange)) picker_.use_new_plan();
+    if (parts_.fusion.end_step(parts_.exchange, parts_.in_flight, picker_.strategy().exchanged_as_usual())) {
+      picker_.use_new_plan();
+    }
+    parts_.exchange.mark_on_device(parts_.fusion.device_times());
   }
 
   // Does one exchange and one update with the window's gradients.

@@ -1,5 +1,7 @@
 #include "step/step_options.h"
 
+#include <string>
+
 #include "dtrain/base/error.h"
 
 namespace dtrain::train {
@@ -9,13 +11,15 @@ Mode mode_of(const StepOptions& options) {
   return options.local_sgd ? Mode::kLocal : Mode::kExchange;
 }
 
-void check(const StepOptions& options, const comm::World& world) {
-  const bool one_host = world.local_size == world.size;
-  if (options.fusion.auto_tune && !one_host && options.strategy.sharded == config::ShardedOptimizer::kOn) {
-    throw ConfigError(
-        "auto_tune_tensor_fusion is not supported yet with sharded_optimizer: true over several hosts, "
-        "where each change of buckets would have to exchange the optimizer's state",
-        "leave sharded_optimizer and sharded_gradients at auto, or switch the tuner off");
+void check(const StepOptions& options, const comm::World& world, bool on_device) {
+  // Ranks of one host share one copy of the state, except on GPUs.
+  const bool divides_state = world.size > 1 && (on_device || world.local_size != world.size);
+  if (options.fusion.auto_tune && divides_state && options.strategy.sharded == config::ShardedOptimizer::kOn) {
+    throw ConfigError(std::string("auto_tune_tensor_fusion is not supported yet with sharded_optimizer: true ") +
+                          (on_device ? "on GPUs" : "over several hosts") +
+                          ", where each change of buckets would have to exchange the optimizer's state",
+                      on_device ? "leave sharded_optimizer at auto, or switch the tuner off"
+                                : "leave sharded_optimizer and sharded_gradients at auto, or switch the tuner off");
   }
 }
 
@@ -37,6 +41,7 @@ bool may_keep_narrow_gradients(const StepOptions& options, const comm::World& wo
 FusionOptions fusion_options(const StepOptions& options, int world_size) {
   FusionOptions fusion = options.fusion;
   fusion.aggregation_frequency = options.aggregation_frequency;
+  fusion.compression = options.strategy.compression;
   fusion.sharded = mode_of(options) == Mode::kExchange && may_shard(options.strategy, world_size) &&
                    options.strategy.sharded == config::ShardedOptimizer::kOn;
   return fusion;

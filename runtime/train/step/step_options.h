@@ -33,8 +33,8 @@ struct StepOptions {
 enum class Mode { kExchange, kLocal, kAlone };
 Mode mode_of(const StepOptions& options);
 
-// Throws ConfigError for options that do not go together.
-void check(const StepOptions& options, const comm::World& world);
+// Throws ConfigError for options that do not go together. `on_device`: the parameters lie on GPUs.
+void check(const StepOptions& options, const comm::World& world, bool on_device);
 // Returns the types in which the model computes, and those of its gradients.
 ParameterTypes parameter_types(const StepOptions& options);
 // True if FlatParameters::keep_narrow_gradient() is allowed: only the update reads the gradients of a batch.

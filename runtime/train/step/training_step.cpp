@@ -39,7 +39,7 @@ std::shared_ptr<torch::nn::Module> checked_model(const TrialContext::Wrapped& wr
     throw ConfigError("the model '" + model + "' has no optimizer",
                       "call context.wrap_optimizer(\"" + model + "\", optimizer) in the trial's constructor");
   }
-  check(options, run.world);
+  check(options, run.world, /*on_device=*/&run.device_communicator != &run.communicator);
   compare_models(*wrapped.model, run.control);
   return wrapped.model;
 }

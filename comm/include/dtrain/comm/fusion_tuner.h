@@ -9,10 +9,15 @@
 // Tuning takes at most kMaxSteps steps; without a clear winner the default stays. Rank 0 makes every decision from the
 // figures of all ranks, so all ranks change plans at the same step.
 //
-// Owned and called by the training thread. Every plan sums gradients in the same order, so the weights do not depend on
-// the plan.
+// On a device the times of a step arrive a few steps later, when the device has finished it. The tuner knows the plan
+// of each step whose times have not arrived. A stage ends when all its times are there; until then further steps do not
+// count.
+//
+// Owned and called by the training thread.
 #pragma once
 
+#include <cstdint>
+#include <deque>
 #include <optional>
 #include <span>
 #include <string>
@@ -25,8 +30,11 @@
 
 namespace dtrain::comm {
 
-// Measures all_reduces of a few sizes, for about a second at most. Collective; all ranks get the same result.
-LinkModel measure_link(Communicator& communicator);
+// Measures all_reduces of a few sizes on `communicator`, for about a second at most. `host`: carries the times from
+// rank to rank; on CPUs the same. Collective; all ranks get the same result.
+LinkModel measure_link(Communicator& communicator, Communicator& host);
+// The most operations on `communicator` that this takes.
+inline constexpr std::uint64_t kMostLinkOperations = 24;
 
 // True if both may be measurements of the same link that differ only by noise. A plan that was tuned for one then suits
 // the other.
@@ -51,19 +59,28 @@ class FusionTuner {
  public:
   static constexpr int kMaxSteps = 100;
 
-  // `rule`: makes the default plan. `known`: the cuts that an earlier run found, which are then used at once.
-  // Collective unless `known` is given on every rank (rank 0 chooses its value; all ranks must get the same).
-  FusionTuner(std::vector<FusionItem> items, const FusionRule& rule, Communicator& communicator, const Logger& log,
-              const std::optional<std::vector<std::size_t>>& known = std::nullopt);
+  // Steps after a step until its times must have arrived.
+  static constexpr int kMostLag = 3;
+
+  // `rule`: makes the default plan. `gradients`: the communicator of the gradients; `host`: that of numbers in host
+  // memory. `known`: the cuts that an earlier run found, which are then used at once. Collective unless `known` is
+  // given on every rank (rank 0 chooses its value; all ranks must get the same).
+  FusionTuner(std::vector<FusionItem> items, const FusionRule& rule, Communicator& gradients, Communicator& host,
+              const Logger& log, const std::optional<std::vector<std::size_t>>& known = std::nullopt);
 
   // Returns the plan of the next step.
   const FusionPlan& plan() const { return plans_[current_]; }
   bool done() const { return stage_ == Stage::kDone; }
 
-  // To be called after every step that has exchanged gradients, until done(). `ready_us`: when each gradient was ready
-  // (microseconds from the start of backward; negative: not in this step). `times`: those of the exchange. Some calls
-  // are collective. True: plan() has changed.
-  bool end_step(std::span<const double> ready_us, const ExchangeTimes& times);
+  // To be called after every step that has exchanged gradients, until done(). May change plan().
+  void end_step();
+  // To be called for each of these steps, in their order, when its times are known, after end_step() in the same step
+  // on all ranks. `ready_us`: when each gradient was ready (microseconds from the start of backward; negative: not in
+  // this step); read only while wants_ready_times(). `times`: those of the exchange. Some calls are collective. May
+  // change plan().
+  void add_times(std::span<const double> ready_us, const ExchangeTimes& times);
+  // True if the ready times of the next step may be read.
+  bool wants_ready_times() const { return stage_ == Stage::kWarmUp || stage_ == Stage::kReadyTimes; }
 
   // Once done(), these return the plan's cuts and the measurements, for plan.json and the log.
   const std::vector<std::size_t>& cuts() const { return cuts_[current_]; }
@@ -73,8 +90,15 @@ class FusionTuner {
 
  private:
   enum class Stage { kWarmUp, kReadyTimes, kComparing, kFinal, kDone };
-  bool choose_candidates();  // true: the default plan has changed
-  void use(std::size_t plan) { current_ = plan; }
+  // A step whose times have not arrived.
+  struct Step {
+    int stage = 0;  // number of the stage that counts it; -1: none does
+    std::size_t plan = 0;
+  };
+  void begin(Stage stage);
+  std::size_t plan_of_step(int step) const;  // in this stage
+  int steps_of_stage() const;
+  void choose_candidates();
   void end_comparing();
   void end_final();
   struct Shared {
@@ -85,12 +109,15 @@ class FusionTuner {
 
   std::vector<FusionItem> items_;
   FusionRule rule_;
-  Communicator& communicator_;
+  Communicator& host_;
   Logger log_;
   LinkModel link_;
   Stage stage_ = Stage::kWarmUp;
-  int steps_ = 0;  // in this stage
+  int stage_number_ = 0;
+  int begun_ = 0;    // steps of this stage
+  int arrived_ = 0;  // those of them whose times have arrived
   int all_steps_ = 0;
+  std::deque<Step> waiting_;  // for their times, oldest first
   std::vector<std::vector<double>> ready_samples_;
   std::vector<double> ready_us_;
   std::vector<FusionPlan> plans_;               // 0: the default

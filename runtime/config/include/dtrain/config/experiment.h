@@ -172,14 +172,17 @@ struct Experiment {
   std::vector<std::pair<std::string, std::string>> variables_of_ranks(bool on_gpus) const;
 };
 
-// Returns the keys that ask for something that GPUs do not support yet, such as "optimizations.gradient_compression".
-// With slot_type: cuda the reader refuses them; with auto, the code that decides for GPUs.
-std::vector<std::string> keys_not_for_gpus(const Experiment& experiment);
-inline constexpr const char* kNotForGpus =
-    "is not supported on GPUs yet; remove it, or train on CPUs with resources.slot_type: cpu";
+// A key such as "optimizations.gradient_compression", and why its value is refused there, as the key's continuation.
+struct Refusal {
+  std::string key;
+  const char* why;
+};
+// Returns the keys that ask for something that GPUs do not support. With slot_type: cuda the reader refuses them; with
+// auto, the code that decides for GPUs.
+std::vector<Refusal> refusals_on_gpus(const Experiment& experiment);
 
 // Returns the keys that ask for something that CPUs do not support.
-std::vector<std::string> keys_not_for_cpus(const Experiment& experiment);
+std::vector<Refusal> refusals_on_cpus(const Experiment& experiment);
 // Why communication.security: tls is refused for connections that dtrain does not make itself.
 std::string not_with_tls(const std::string& whose);
 inline constexpr const char* kNotForCpus =

@@ -87,7 +87,8 @@ struct Optimizations {
   bool average_aggregated_gradients = true;                         // over those batches; false: their sum
   bool average_training_metrics = true;                             // over ranks; false: those of rank 0
   std::int64_t tensor_fusion_threshold_bytes = 64ll * 1024 * 1024;  // 0: every gradient is its own bucket
-  double tensor_fusion_cycle_ms = 1;  // a longer gap to the next gradient closes a bucket; 0: only the size does
+  // A longer gap to the next gradient closes a bucket; 0: only the size does. Empty: fusion_cycle_ms() decides.
+  std::optional<double> tensor_fusion_cycle_ms;
   bool auto_tune_tensor_fusion = false;
   std::filesystem::path grad_updates_size_file;  // resolved against the experiment file's folder; empty: none
   bool tf32 = true;                              // on GPUs float32 products may be computed in TF32
@@ -105,6 +106,12 @@ struct Optimizations {
   Operators operators = Operators::kAuto;
   bool operator==(const Optimizations&) const = default;
 };
+
+// Returns the gap in effect. On GPUs buckets are cut by measured times only on request: the order in which NCCL sums
+// depends on the buckets, so a repeated run might give other bits.
+inline double fusion_cycle_ms(const Optimizations& optimizations, bool on_gpus) {
+  return optimizations.tensor_fusion_cycle_ms.value_or(on_gpus ? 0 : 1);
+}
 
 // Checks which optimizations exclude each other, for the reader and the schema.
 void check_together(Section& section, const Optimizations& optimizations);
@@ -128,8 +135,8 @@ inline void declare_keys(Keys& keys, Optimizations& o) {
   o.tensor_fusion_threshold_bytes = std::llround(threshold * kMegabyte);
   keys.number(
       {.name = "tensor_fusion_cycle_time",
-       .text = "A bucket also closes if the next gradient comes later than this; 0: it closes only at the threshold.",
-       .unit = "milliseconds"},
+       .text = "A bucket also closes if the next gradient comes this many milliseconds later; 0: it closes only at the "
+               "threshold; null: 1 on CPUs, 0 on GPUs."},
       o.tensor_fusion_cycle_ms, {0, 10000});
   keys.boolean(
       {"auto_tune_tensor_fusion",
@@ -184,7 +191,7 @@ inline void declare_keys(Keys& keys, Optimizations& o) {
   keys.form(
       {"sharded_gradients",
        "With sharded updates: whether each rank keeps, after the exchange, only the gradients of its part; auto: if "
-       "that costs next to nothing or memory is short; true also shards the updates. No effect on GPUs.",
+       "that costs next to nothing or memory is short; true also shards the updates, and is refused on GPUs.",
        "[More](performance.md#memory-of-gradients)."},
       switch_form(o.sharded_gradients));
   keys.number({.name = "ema",
