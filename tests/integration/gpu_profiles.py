@@ -205,6 +205,14 @@ class Limits(GpuRuns):
         for figure in (*kind["gflops"].values(), *kind["host_copy_gb_s"].values(), kind["memory_read_gb_s"],
                        kind["memory_copy_gb_s"], kind["launch_us"]):
             self.assertTrue(0 < figure < 1e9, kind)
+        summary = json.loads(self.dtrain("summary", str(first.run_dir), "--json"))
+        self.assertEqual(summary["limit_dtype"], "tf32")
+        self.assertAlmostEqual(summary["limit_gflops"], 2 * kind["gflops"]["tf32"])
+        self.assertAlmostEqual(summary["mfu"], summary["achieved_gflops"] / summary["limit_gflops"])
+        self.assertRegex(" ".join(first.output.split()), r"MFU [0-9.]+% of [0-9.]+ .?FLOP/s in tf32")
+        plain = self.launch(1, "optimizations.tf32=false")
+        self.assertEqual(json.loads(self.dtrain("summary", str(plain.run_dir), "--json"))["limit_gflops"],
+                         kind["gflops"]["float32"])
         again = self.launch(1)
         self.assertNotIn("of this machine once", again.output)
         self.assertEqual(self.limits(again), [kind])
