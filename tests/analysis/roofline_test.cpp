@@ -291,7 +291,15 @@ TEST(Roofline, OperatorsOfGpusHaveIdealTimesAlone) {
   EXPECT_EQ(json["gpu_limits"]["gpu"], "Card");
   EXPECT_NEAR(*analysis.roofline.ideal_s, 200 * 1.7 * kMsOfS, 1e-9);
   EXPECT_NEAR(*analysis.roofline.ideal_memory_s, 200 * 0.2 * kMsOfS, 1e-9);
-  expect_whole_roofline(analysis.waterfall);
+  const Waterfall& waterfall = analysis.waterfall;
+  expect_whole_roofline(waterfall);
+  EXPECT_EQ(waterfall.parts[0].name, "products");
+  EXPECT_EQ(waterfall.parts[1].name, "memory_bound");
+  EXPECT_EQ(waterfall.parts[2].name, "slower_kernels");
+  EXPECT_NEAR(waterfall.part_s("products"), 200 * 1.5 * kMsOfS, 1e-9);
+  EXPECT_NEAR(waterfall.part_s("memory_bound"), 200 * 0.2 * kMsOfS, 1e-9);
+  EXPECT_NEAR(waterfall.part_s("compute"), 200 * 9 * kMsOfS, 0.02);
+  EXPECT_NEAR(*waterfall.hardware_samples_per_s, 64 / (1.7 * kMsOfS), 1e-6);
   for (const char* id : {"bf16", "float32", "small_operators", "odd_sizes", "slow_operators", "division"}) {
     EXPECT_EQ(find(analysis, id), nullptr) << id << " needs measured times";
   }

@@ -210,6 +210,14 @@ class Limits(GpuRuns):
         self.assertAlmostEqual(summary["limit_gflops"], 2 * kind["gflops"]["tf32"])
         self.assertAlmostEqual(summary["mfu"], summary["achieved_gflops"] / summary["limit_gflops"])
         self.assertRegex(" ".join(first.output.split()), r"MFU [0-9.]+% of [0-9.]+ .?FLOP/s in tf32")
+        analysis = json.loads(self.dtrain("analyze", str(first.run_dir), "--json"))
+        parts = analysis["waterfall"]["parts"]
+        self.assertEqual([part["name"] for part in parts[:3]], ["products", "memory_bound", "slower_kernels"])
+        self.assertGreater(parts[0]["seconds"], 0)
+        self.assertAlmostEqual(sum(part["seconds"] for part in parts), analysis["waterfall"]["wall_s"], places=6)
+        self.assertEqual(analysis["roofline"]["gpu_limits"], kind)
+        self.assertTrue(analysis["roofline"]["operators"])
+        self.assertIsNone(analysis["operators"]["gpu_window"], "no trace")
         plain = self.launch(1, "optimizations.tf32=false")
         self.assertEqual(json.loads(self.dtrain("summary", str(plain.run_dir), "--json"))["limit_gflops"],
                          kind["gflops"]["float32"])

@@ -52,8 +52,21 @@ struct DeviceOperators {
   std::vector<OperatorKindRow> kinds;  // all four
 };
 
+// How the GPUs of traced ranks spent the time from their first to their last work in each trace, summed. Batches of a
+// trace run without a CUDA graph.
+struct GpuWindow {
+  std::int64_t batches = 0;        // of all these ranks; 0: no trace has the work of a GPU
+  std::int64_t works = 0;          // kernels, copies and fills
+  double busy_s = 0, idle_s = 0;   // some work ran; none did
+  std::int64_t late_launches = 0;  // works whose launch ended after the GPU had become idle, by at most 100 us
+  double launch_gaps_s = 0;        // of idle_s: the gaps before these works
+  double late_launch_s = 0;        // from the end of the launch before to the end of theirs, summed
+  double work_before_s = 0;        // what the works before them took, summed
+};
+
 struct Operators {
-  DeviceOperators cpu, gpu;        // no rows if nothing was traced
+  DeviceOperators cpu, gpu;  // no rows if nothing was traced
+  GpuWindow gpu_window;
   std::vector<int> ranks;          // traced ranks, ascending
   std::int64_t batches = 0;        // traced, of all these ranks
   std::vector<std::string> notes;  // traces that were cut or cannot be read
