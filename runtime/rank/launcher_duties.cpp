@@ -109,7 +109,8 @@ Json known_gpu_limits(const std::string& host, const std::vector<RankPlacement>&
   for (const profile::GpuLimits& limits : launcher_duties().known_gpu_limits(gpus, process_variables())) {
     kinds.push_back(profile::to_json(limits));
   }
-  return kinds.empty() ? Json() : Json{{host, std::move(kinds)}};
+  if (kinds.empty()) return {};
+  return {{host, std::move(kinds)}};
 }
 
 void write_own_plan(const RunFolder& folder, const RankIdentity& identity, const Assignment& assignment,
