@@ -25,11 +25,12 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 started=$SECONDS
 
-readonly sections=(machine doctor nccl conformance parity shared_card python waiting sanitizer examples profile bench_bf16 bench)
+readonly sections=(machine doctor limits nccl conformance parity shared_card python waiting sanitizer examples profile bench_bf16 bench)
 describe() {
   case $1 in
     machine) echo "GPUs, driver, processors, PyTorch" ;;
     doctor) echo "dtrain doctor: drivers, libraries, limits, how the GPUs are set up and joined" ;;
+    limits) echo "what each kind of GPU gives at best: products, memory, copies to and from the host, launches" ;;
     nccl) echo "all-reduce through our communicator: are results right, how fast is each size" ;;
     conformance) echo "every operation of the nccl backend, on 1, 2 and all GPUs" ;;
     parity) echo "weights trained on 1 and on all GPUs, against the CPU's and PyTorch DDP's" ;;
@@ -235,6 +236,15 @@ section_machine() {
 }
 
 section_doctor() { try_ours 120 "$bin/dtrain" doctor --runs "$scratch/runs"; }
+
+section_limits() {
+  need_gpus || return $?
+  [ "$slot_type" = cuda ] || { skipped "it needs GPUs"; return $?; }
+  # Problems of the machine are in the section doctor: here only what was measured counts.
+  try_ours 240 "$bin/dtrain" doctor --bench --runs "$scratch/runs" >"$scratch/limits" || true
+  sed -n '1p; /^the limits of a GPU/,$p' "$scratch/limits"
+  grep -q '^the limits of a GPU' "$scratch/limits" || { cat "$scratch/limits"; return 1; }
+}
 
 section_nccl() {
   need_gpus || return $?

@@ -11,8 +11,10 @@
 namespace dtrain::analysis {
 
 Analysis analyze(const RunProfile& profile, const AnalyzeOptions& options) {
-  const Evidence evidence(profile);
+  Evidence evidence(profile);
   Analysis analysis;
+  analysis.operators = operators_of_run(profile.folder);
+  evidence.gpu_window = analysis.operators.gpu_window;
   analysis.summary = summarize(evidence);
   analysis.steps = step_statistics(profile.ranks);
   for (const RankProfile& rank : profile.ranks) analysis.rank_steps[rank.rank] = step_statistics({&rank, 1});
@@ -20,7 +22,6 @@ Analysis analyze(const RunProfile& profile, const AnalyzeOptions& options) {
   analysis.roofline = evidence.roofline;
   analysis.stragglers = find_stragglers(evidence);
   analysis.what_if = predict(evidence, options.tried ? *options.tried : profile);
-  analysis.operators = operators_of_run(profile.folder);
   analysis.rules = run_rules(profile, options.rules ? *options.rules : rules_of(profile));
   analysis.findings = findings::search({evidence, analysis});
   analysis.summary.look_at = findings::look_at(analysis);

@@ -235,41 +235,14 @@ rank::Variables with_libtorch_of(const fs::path& of_ranks, rank::Variables varia
   return variables;
 }
 
-// Returns the line of JSON that dtrain-calibrate prints. Error: it cannot be started, or has failed.
-Json run_calibration(const RanksOfHost& ranks, const rank::Variables& variables) {
-  const rank::Variables of_ranks = with_libtorch_of(ranks.program, variables);
-  const fs::path program = rank::find_training_program(kCalibrationProgram, of_ranks);
-  if (program.empty()) {
-    const rank::MissingProgram missing = rank::missing_program(kCalibrationProgram);
-    throw Error(missing.text, missing.remedy);
-  }
-  const std::string libraries = rank::find_libraries(program, of_ranks);
-  Pipe out = make_pipe();
-  Pipe err = make_pipe();
-  const UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
-  ProcessOptions options;
-  options.command = {program.string(), "--threads", std::to_string(ranks.threads), "--ranks",
-                     std::to_string(ranks.ranks)};
-  options.command.insert(options.command.end(), {"--cpus", cpus_text(ranks.cpus)});
-  const int most_threads = std::max(ranks.threads, ranks.most_threads);
-  options.command.insert(options.command.end(), {"--most-threads", std::to_string(most_threads)});
-  options.environment = host::wait_of_threads(variables);
-  options.environment["OMP_NUM_THREADS"] = std::to_string(most_threads);
-  if (!libraries.empty()) options.environment["LD_LIBRARY_PATH"] = libraries;
-  options.fds = {{0, nothing.get()}, {1, out.writer.get()}, {2, err.writer.get()}};
-  Process process = Process::start(options);
-  out.writer.reset();
-  err.writer.reset();
-  const auto deadline = CalibrationWatch::now() + kCalibrationPatience;
-  const std::string text = read_output_until(out.reader.get(), deadline);
-  const std::string errors = read_output_until(err.reader.get(), deadline);
-  const ExitStatus status = process.wait();
-  if (!status.success()) {
-    const std::string last = split(errors, '\n').front();
-    throw Error(std::string(kCalibrationProgram) + " ended with " + status.describe() +
-                (last.empty() ? "" : ": " + last));
-  }
-  return Json::parse(text);
+// Measures the ranks of this host. Error: as run_calibration().
+Json calibrate(const RanksOfHost& ranks, const rank::Variables& variables) {
+  const std::string most_threads = std::to_string(std::max(ranks.threads, ranks.most_threads));
+  rank::Variables environment = host::wait_of_threads(variables);
+  environment["OMP_NUM_THREADS"] = most_threads;
+  return run_calibration({"--threads", std::to_string(ranks.threads), "--ranks", std::to_string(ranks.ranks), "--cpus",
+                          cpus_text(ranks.cpus), "--most-threads", most_threads},
+                         environment, ranks.program, variables);
 }
 
 // Returns the share of the CPUs that other programs use while this process sleeps. Empty: /proc/stat does not say.
@@ -291,27 +264,11 @@ std::optional<double> busy_share_of(const std::vector<std::vector<int>>& cpus_of
   return count == 0 ? std::nullopt : std::optional(sum / count);
 }
 
-// Returns the lock that the measuring process holds. Empty: this file system has no locks.
-UniqueFd lock_machine(const fs::path& file) {
-  std::error_code code;
-  fs::create_directories(file.parent_path(), code);
-  UniqueFd held(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (!held) throw SystemError("cannot open " + file.string(), errno);
-  const auto deadline = CalibrationWatch::now() + kCalibrationPatience;
-  while (::flock(held.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK && errno != EINTR) return {};
-    if (CalibrationWatch::now() > deadline)
-      throw Error("another process that measures this machine holds " + file.string());
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-  return held;
-}
-
 // `before`: limits measured earlier, while other programs disturbed. They stay if the programs disturb more now.
 MachineLimits measure_and_store(const RanksOfHost& ranks, const LimitsCache& cache, const Json& key,
                                 const std::optional<profile::RankLimits>& before, const rank::Variables& variables) {
   MachineLimits result;
-  const Json answer = run_calibration(ranks, variables);
+  const Json answer = calibrate(ranks, variables);
   result.limits = profile::rank_limits_of(answer.at("limits"));
   result.seconds = answer.at("seconds").get<double>();
   int repeats = 0;
@@ -329,6 +286,54 @@ MachineLimits measure_and_store(const RanksOfHost& ranks, const LimitsCache& cac
 }
 
 }  // namespace
+
+Json run_calibration(const std::vector<std::string>& arguments, const rank::Variables& environment,
+                     const fs::path& of_program, const rank::Variables& variables) {
+  const rank::Variables of_ranks = with_libtorch_of(of_program, variables);
+  const fs::path program = rank::find_training_program(kCalibrationProgram, of_ranks);
+  if (program.empty()) {
+    const rank::MissingProgram missing = rank::missing_program(kCalibrationProgram);
+    throw Error(missing.text, missing.remedy);
+  }
+  const std::string libraries = rank::find_libraries(program, of_ranks);
+  Pipe out = make_pipe();
+  Pipe err = make_pipe();
+  const UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  ProcessOptions options;
+  options.command = {program.string()};
+  options.command.insert(options.command.end(), arguments.begin(), arguments.end());
+  options.environment = environment;
+  if (!libraries.empty()) options.environment["LD_LIBRARY_PATH"] = libraries;
+  options.fds = {{0, nothing.get()}, {1, out.writer.get()}, {2, err.writer.get()}};
+  Process process = Process::start(options);
+  out.writer.reset();
+  err.writer.reset();
+  const auto deadline = CalibrationWatch::now() + kCalibrationPatience;
+  const std::string text = read_output_until(out.reader.get(), deadline);
+  const std::string errors = read_output_until(err.reader.get(), deadline);
+  const ExitStatus status = process.wait();
+  if (!status.success()) {
+    const std::string last = split(errors, '\n').front();
+    throw Error(std::string(kCalibrationProgram) + " ended with " + status.describe() +
+                (last.empty() ? "" : ": " + last));
+  }
+  return Json::parse(text);
+}
+
+UniqueFd lock_machine(const fs::path& file) {
+  std::error_code code;
+  fs::create_directories(file.parent_path(), code);
+  UniqueFd held(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (!held) throw SystemError("cannot open " + file.string(), errno);
+  const auto deadline = CalibrationWatch::now() + kCalibrationPatience;
+  while (::flock(held.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) return {};
+    if (CalibrationWatch::now() > deadline)
+      throw Error("another process that measures this machine holds " + file.string());
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return held;
+}
 
 MachineLimits machine_limits(const RanksOfHost& given, Measure measure, const rank::Variables& variables) {
   MachineLimits result;

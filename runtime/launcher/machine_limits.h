@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/profile/rank_limits.h"
 #include "dtrain/rank/environment.h"
@@ -95,6 +96,15 @@ struct MachineLimits {
   double before = 0;    // the displaced share of an earlier measurement that this one repeats; 0: it is the first
   std::string failure;  // the reason why limits are missing or not remembered; empty: nothing is wrong
 };
+
+// Returns what dtrain-calibrate prints, {"libtorch", "seconds", …}, with the libtorch of the ranks' program (empty:
+// dtrain's own) and `environment` besides the process's. Error: it cannot be started, has failed, or takes too long.
+Json run_calibration(const std::vector<std::string>& arguments, const rank::Variables& environment,
+                     const std::filesystem::path& program, const rank::Variables& variables);
+
+// Returns the lock that the measuring process holds; waits for another process that holds it. Empty: this file system
+// has no locks.
+UniqueFd lock_machine(const std::filesystem::path& file);
 
 enum class Measure {
   kNever,      // only what is remembered

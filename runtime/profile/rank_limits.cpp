@@ -86,6 +86,49 @@ RankLimits rank_limits_of(const Json& json) {
   return limits;
 }
 
+Json to_json(const GpuKind& kind) {
+  const auto clock = [](const std::optional<unsigned>& megahertz) { return megahertz ? Json(*megahertz) : Json(); };
+  return {{"gpu", kind.name},
+          {"driver", kind.driver},
+          {"application_clock", clock(kind.application_clock)},
+          {"most_clock", clock(kind.most_clock)}};
+}
+
+Json to_json(const GpuLimits& limits) {
+  Json json = to_json(limits.kind);
+  if (!limits.gflops.empty()) json["gflops"] = limits.gflops;
+  if (limits.memory_read_gb_s) json["memory_read_gb_s"] = *limits.memory_read_gb_s;
+  if (limits.memory_copy_gb_s) json["memory_copy_gb_s"] = *limits.memory_copy_gb_s;
+  if (limits.launch_us) json["launch_us"] = *limits.launch_us;
+  if (!limits.host_copy_gb_s.empty()) json["host_copy_gb_s"] = limits.host_copy_gb_s;
+  return json;
+}
+
+GpuLimits gpu_limits_of(const Json& json) {
+  GpuLimits limits;
+  limits.kind = {.name = text_at(json, "gpu"),
+                 .driver = text_at(json, "driver"),
+                 .application_clock = value_at<unsigned>(json, "application_clock"),
+                 .most_clock = value_at<unsigned>(json, "most_clock")};
+  limits.gflops = figures(member(json, "gflops"));
+  limits.memory_read_gb_s = figure(member(json, "memory_read_gb_s"));
+  limits.memory_copy_gb_s = figure(member(json, "memory_copy_gb_s"));
+  limits.launch_us = figure(member(json, "launch_us"));
+  limits.host_copy_gb_s = figures(member(json, "host_copy_gb_s"));
+  return limits;
+}
+
+std::map<std::string, std::vector<GpuLimits>> gpu_limits_of_plan(const Json& plan) {
+  std::map<std::string, std::vector<GpuLimits>> result;
+  for (const auto& [host, kinds] : object_at(plan, "gpu_limits").items()) {
+    if (!kinds.is_array()) continue;
+    for (const Json& json : kinds) {
+      if (json.is_object()) result[host].push_back(gpu_limits_of(json));
+    }
+  }
+  return result;
+}
+
 std::map<std::string, RankLimits> limits_of_plan(const Json& plan) {
   std::map<std::string, RankLimits> result;
   for (const auto& [host, json] : object_at(plan, "limits").items()) {

@@ -56,6 +56,7 @@ constexpr KnownMember kPlanMembers[] = {
     {"versions", kObject},
     {"experiment_file", kText},
     {"limits", kObject},
+    {"gpu_limits", kObject},
     {"before", kObject | kNull},
     {"length", kObject},
     {"length.batches", kInteger | kNull},

@@ -98,6 +98,21 @@ Json known_limits(const RankIdentity& identity, const std::string& host, config:
   return {{host, profile::to_json(*limits)}};
 }
 
+// Returns the same for the GPUs of rank 0's host.
+Json known_gpu_limits(const std::string& host, const std::vector<RankPlacement>& placement) {
+  std::vector<std::string> gpus;
+  for (const RankPlacement& place : placement) {
+    if (place.host == host && place.gpu) gpus.push_back(place.gpu->id());
+  }
+  if (gpus.empty()) return {};
+  Json kinds = Json::array();
+  for (const profile::GpuLimits& limits : launcher_duties().known_gpu_limits(gpus, process_variables())) {
+    kinds.push_back(profile::to_json(limits));
+  }
+  if (kinds.empty()) return {};
+  return {{host, std::move(kinds)}};
+}
+
 void write_own_plan(const RunFolder& folder, const RankIdentity& identity, const Assignment& assignment,
                     const RankHosts& hosts, const RankGpus& gpus, const Logger& log) {
   const RankOptions& options = identity.options;
@@ -121,6 +136,9 @@ void write_own_plan(const RunFolder& folder, const RankIdentity& identity, const
   if (!gpus.on_gpus) {
     const Json limits = known_limits(identity, hosts.of(0).name, facts.experiment.optimizations.matmul);
     if (!limits.is_null()) facts.more["limits"] = limits;
+  } else {
+    const Json limits = known_gpu_limits(hosts.of(0).name, facts.placement);
+    if (!limits.is_null()) facts.more["gpu_limits"] = limits;
   }
   facts.versions = versions_of(options);
   write_plan_file(folder.plan(), plan_json(facts));

@@ -96,5 +96,43 @@ TEST(Operators, OfKernelsAreTheGpusAndWhatCannotBeReadIsANote) {
   EXPECT_TRUE(operators_of_run(folder.path() / "none").cpu.rows.empty());
 }
 
+TEST(GpuWindow, KnowsWhyTheGpuWasIdle) {
+  const RunFolder folder;
+  write_trace(folder, 0, 0, profile::TraceLog(),
+              {launch_of(1, 0, 4), kernel(10, 10, 1),      // until 20
+               launch_of(2, 12, 14), kernel(30, 6, 2),     // launched at 26: the GPU waited for that
+               launch_of(3, 27, 2), kernel(40, 10, 3),     // launched at 29, before the GPU was idle
+               launch_of(4, 300, 5), kernel(310, 10, 4),   // the host did something else
+               op("Memcpy HtoD", 322, 8, "gpu_memcpy")});  // nothing says when it was launched
+  const GpuWindow window = operators_of_run(folder.path()).gpu_window;
+  EXPECT_EQ(window.batches, 2);
+  EXPECT_EQ(window.works, 5);
+  EXPECT_NEAR(window.busy_s, 44e-6, 1e-12);
+  EXPECT_NEAR(window.idle_s, 276e-6, 1e-12);
+  EXPECT_EQ(window.late_launches, 1);
+  EXPECT_NEAR(window.launch_gaps_s, 10e-6, 1e-12);
+  EXPECT_NEAR(window.late_launch_s, 22e-6, 1e-12);
+  EXPECT_NEAR(window.work_before_s, 10e-6, 1e-12);
+  EXPECT_EQ(to_json(operators_of_run(folder.path()))["gpu_window"]["late_launches"], 1);
+}
+
+TEST(GpuWindow, WorkOnSeveralStreamsCountsOnce) {
+  const RunFolder folder;
+  write_trace(folder, 0, 0, profile::TraceLog(),
+              {kernel(0, 100, 1), kernel(20, 10, 2), kernel(90, 30, 3), launch_of(2, 5, 200), launch_of(3, 5, 200)});
+  const GpuWindow window = operators_of_run(folder.path()).gpu_window;
+  EXPECT_NEAR(window.busy_s, 120e-6, 1e-12);
+  EXPECT_EQ(window.idle_s, 0);
+  EXPECT_EQ(window.late_launches, 0);
+}
+
+TEST(GpuWindow, IsNotThereWithoutTheWorkOfAGpu) {
+  const RunFolder folder;
+  write_trace(folder, 0, 0, profile::TraceLog(), {op("aten::addmm", 0, 100), launch_of(1, 3, 5)});
+  const Operators operators = operators_of_run(folder.path());
+  EXPECT_EQ(operators.gpu_window.batches, 0);
+  EXPECT_EQ(to_json(operators)["gpu_window"], nullptr);
+}
+
 }  // namespace
 }  // namespace dtrain::analysis

@@ -235,6 +235,107 @@ TEST(Roofline, GpusHaveFlopsAndNoLimit) {
   EXPECT_TRUE(analysis.roofline.operators.empty());
 }
 
+constexpr const char* kGpuLimits = R"([{"gpu":"Card","driver":"580.1","application_clock":null,"most_clock":1980,)"
+                                   R"("gflops":{"float32":100,"tf32":400,"bfloat16":800},"memory_read_gb_s":12,)"
+                                   R"("memory_copy_gb_s":10,"launch_us":5}])";
+
+// A run of two ranks on one host, each with a GPU "Card".
+class GpuRun : public CountedRun {
+ public:
+  GpuRun() {
+    device = "cuda";
+    for (OperatorCount& row : rows) row.seconds.reset();
+    json.erase("limits");
+    json["gpu_limits"]["node0"] = Json::parse(kGpuLimits);
+    json["ranks"] = Json::array();
+    for (int rank = 0; rank < 2; ++rank) {
+      json["ranks"].push_back({{"rank", rank}, {"host", "node0"}, {"gpu", {{"uuid", ""}, {"name", "Card"}}}});
+    }
+  }
+};
+
+TEST(Roofline, OfGpusHasTheLimitOfThePrecisionThatIsUsed) {
+  GpuRun run;
+  const Analysis tf32 = run.analysed();
+  const ComputeAccount& compute = *tf32.summary.compute;
+  EXPECT_EQ(compute.limit_gflops, 800) << "two cards of 400 with TF32, which is on unless it is turned off";
+  EXPECT_EQ(compute.limit_dtype, "tf32");
+  EXPECT_NEAR(*compute.mfu, compute.achieved_gflops / 800, 1e-12);
+  EXPECT_EQ(compute.limit_gb_s, 20);
+  EXPECT_EQ(compute.achieved_gb_s, std::nullopt) << "no operator of a GPU has a time";
+  EXPECT_EQ(to_json(tf32.summary)["mfu"], *compute.mfu);
+  EXPECT_EQ(to_json(tf32.summary)["limit_dtype"], "tf32");
+  EXPECT_THAT(render_summary(tf32.summary, {.width = 300}), HasSubstr("of 800 GFLOP/s in tf32"));
+  EXPECT_THAT(render_report(run.profile, tf32), HasSubstr("the longest first"));
+
+  run.json["experiment"] = {{"optimizations", {{"tf32", false}}}};
+  const Analysis float32 = run.analysed();
+  EXPECT_EQ(float32.summary.compute->limit_gflops, 200);
+  EXPECT_EQ(float32.summary.compute->limit_dtype, "float32");
+  EXPECT_THAT(render_summary(float32.summary, {.width = 300}), Not(HasSubstr("FLOP/s in tf32")));
+}
+
+TEST(Roofline, OperatorsOfGpusHaveIdealTimesAlone) {
+  GpuRun run;
+  const Analysis analysis = run.analysed();
+  const auto& rows = analysis.roofline.operators;  // addmm 4e8 FLOPs, convolution 2e8, relu 2 MB
+  ASSERT_EQ(rows.size(), 3U);
+  EXPECT_EQ(rows[0].name, "aten::addmm");
+  EXPECT_NEAR(*rows[0].ideal_s, 1 * kMsOfS, 1e-12);
+  EXPECT_NEAR(*rows[1].ideal_s, 0.5 * kMsOfS, 1e-12);
+  EXPECT_NEAR(*rows[2].ideal_s, 0.2 * kMsOfS, 1e-12);
+  EXPECT_TRUE(rows[2].by_memory);
+  EXPECT_FALSE(rows[0].by_memory);
+  const Json json = to_json(analysis.roofline);
+  EXPECT_EQ(json["operators"][0]["seconds"], nullptr);
+  EXPECT_EQ(json["gpu_limits"]["gpu"], "Card");
+  EXPECT_NEAR(*analysis.roofline.ideal_s, 200 * 1.7 * kMsOfS, 1e-9);
+  EXPECT_NEAR(*analysis.roofline.ideal_memory_s, 200 * 0.2 * kMsOfS, 1e-9);
+  const Waterfall& waterfall = analysis.waterfall;
+  expect_whole_roofline(waterfall);
+  EXPECT_EQ(waterfall.parts[0].name, "products");
+  EXPECT_EQ(waterfall.parts[1].name, "memory_bound");
+  EXPECT_EQ(waterfall.parts[2].name, "slower_kernels");
+  EXPECT_NEAR(waterfall.part_s("products"), 200 * 1.5 * kMsOfS, 1e-9);
+  EXPECT_NEAR(waterfall.part_s("memory_bound"), 200 * 0.2 * kMsOfS, 1e-9);
+  EXPECT_NEAR(waterfall.part_s("compute"), 200 * 9 * kMsOfS, 0.02);
+  EXPECT_NEAR(*waterfall.hardware_samples_per_s, 64 / (1.7 * kMsOfS), 1e-6);
+  for (const char* id : {"bf16", "float32", "small_operators", "odd_sizes", "slow_operators", "division"}) {
+    EXPECT_EQ(find(analysis, id), nullptr) << id << " needs measured times";
+  }
+}
+
+TEST(Roofline, ACardThatChangedHasNoLimits) {
+  GpuRun run;
+  run.json["ranks"][1]["gpu"]["name"] = "Another card";
+  const Analysis analysis = run.analysed();
+  expect_whole_roofline(analysis.waterfall);
+  EXPECT_EQ(analysis.waterfall.parts.front().name, "compute");
+  EXPECT_EQ(analysis.summary.compute->mfu, std::nullopt);
+  EXPECT_THAT(analysis.summary.compute->without_mfu,
+              HasSubstr("no limit of Another card for tf32: run 'dtrain doctor"));
+
+  run.json["gpu_limits"]["node0"].push_back(Json::parse(kGpuLimits)[0]);
+  run.json["gpu_limits"]["node0"][1]["gpu"] = "Another card";
+  run.json["gpu_limits"]["node0"][1]["gflops"]["tf32"] = 100;
+  EXPECT_EQ(run.analysed().summary.compute->limit_gflops, 500) << "each rank has the limits of its own card";
+
+  run.json["ranks"] = Json::array();  // which rank has which card is not known
+  EXPECT_EQ(run.analysed().summary.compute->mfu, std::nullopt);
+  run.json["gpu_limits"]["node0"].erase(1);
+  EXPECT_TRUE(run.analysed().summary.compute->mfu) << "there is one kind";
+}
+
+TEST(Roofline, OfGpusIsNeverOfTheirHostsProcessors) {
+  GpuRun run;
+  run.json.erase("gpu_limits");
+  run.json["limits"]["node0"] = Json::parse(kLimits);
+  const Analysis analysis = run.analysed();
+  EXPECT_EQ(analysis.summary.compute->mfu, std::nullopt);
+  EXPECT_EQ(analysis.waterfall.parts.front().name, "compute");
+  EXPECT_TRUE(analysis.roofline.operators.empty());
+}
+
 TEST(Roofline, ADamagedFileIsAWarning) {
   CountedRun run;
   run.analysed();

@@ -31,6 +31,18 @@ inline std::string op(const std::string& name, double start_us, double duration_
       name, start_us, duration_us);
 }
 
+// A kernel of the GPU, and the call that launched it.
+inline std::string kernel(double start_us, double duration_us, int correlation) {
+  return fmt::format(
+      R"({{"ph":"X","cat":"kernel","name":"gemm","pid":0,"tid":7,"ts":{},"dur":{},"args":{{"correlation": {}}}}})",
+      start_us, duration_us, correlation);
+}
+inline std::string launch_of(int correlation, double start_us, double duration_us) {
+  return fmt::format(R"({{"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":42,"tid":42,"ts":{},"dur":{},)"
+                     R"("args":{{"External id": 5,"correlation": {}}}}})",
+                     start_us, duration_us, correlation);
+}
+
 // The profiler's time 0 is `monotonic_ns` of the host's clock.
 inline void write_trace(const RunFolder& folder, int rank, std::int64_t monotonic_ns, const profile::TraceLog& log,
                         const std::vector<std::string>& events, const std::string& cut = "") {

@@ -7,6 +7,7 @@
 
 #include "summary/summary_words.h"
 #include "synthetic.h"
+#include "trace_fixture.h"
 
 namespace dtrain::analysis {
 namespace {
@@ -139,6 +140,79 @@ TEST(Waterfall, ARankThatEndsEarlyWaitsForTheLast) {
   EXPECT_EQ(part(waterfall, "waiting"), 0);
   EXPECT_NEAR(part(waterfall, "ended_early"), 0.003, 1e-9);
   EXPECT_NEAR(part(waterfall, "unattributed"), 0.003, 1e-9);
+}
+
+// Traces of both ranks: in two batches 200 kernels of 6 us that are launched one after the other, each in 10 us.
+void trace_slow_launches(const RunFolder& folder) {
+  std::vector<std::string> events;
+  for (int i = 0; i < 200; ++i) {
+    events.push_back(launch_of(i + 1, 10 * i, 9));
+    events.push_back(kernel(10 * i + 10, 6, i + 1));
+  }
+  for (int rank = 0; rank < 2; ++rank) write_trace(folder, rank, 0, profile::TraceLog(), events);
+}
+
+TEST(Waterfall, TimeInWhichTheGpuWaitsForLaunchesIsAPartWhereTracesShowIt) {
+  SyntheticRun plan;
+  plan.noise = 0;
+  const Synthetic run(plan);
+  trace_slow_launches(run.folder);
+  const Analysis analysis = analyze(run.profile);
+  expect_whole(analysis.waterfall);
+  const double gaps_s = 200 * 199 * 4e-6 / 2;  // 199 gaps of 4 us in two batches
+  EXPECT_NEAR(part(analysis.waterfall, "launch_gaps"), gaps_s, 1e-9);
+  EXPECT_NEAR(analysis.waterfall.part_s("compute"), 200 * 0.009, 1e-6);
+
+  const auto change = std::ranges::find(analysis.what_if.changes, "cuda_graphs", &Prediction::name);
+  ASSERT_NE(change, analysis.what_if.changes.end());
+  EXPECT_NEAR(analysis.what_if.step_s - change->step_s, gaps_s / 200, 1e-6);
+  EXPECT_EQ(change->set, "optimizations.cuda_graphs=true");
+  const auto finding = std::ranges::find(analysis.findings, "launch_gaps", &Finding::id);
+  ASSERT_NE(finding, analysis.findings.end());
+  EXPECT_NE(finding->title.find("wait for launches of"), std::string::npos) << finding->title;
+  EXPECT_NE(finding->title.find(seconds_text(6e-6)), std::string::npos) << finding->title;
+  EXPECT_NE(finding->title.find(seconds_text(10e-6)), std::string::npos) << finding->title;
+  EXPECT_NEAR(finding->seconds, gaps_s, 1e-9);
+  EXPECT_EQ(finding->patch, std::vector<std::string>{"optimizations.cuda_graphs=true"});
+  EXPECT_EQ(finding->advice.find("set optimizations.cuda_graphs: true: predicted 1.04x"), 0u) << finding->advice;
+  EXPECT_FALSE(finding->fault);
+
+  RunProfile tried = run.profile;
+  tried.plan["cuda_graphs"] = {{"captured", false}, {"text", "steps run without a graph"}};
+  const Analysis after = analyze(tried);
+  EXPECT_EQ(std::ranges::find(after.what_if.changes, "cuda_graphs", &Prediction::name), after.what_if.changes.end());
+  const auto still = std::ranges::find(after.findings, "launch_gaps", &Finding::id);
+  ASSERT_NE(still, after.findings.end());
+  EXPECT_TRUE(still->patch.empty());
+}
+
+TEST(Waterfall, LaunchGapsAreAtMostWhatABatchTakesBeyondItsKernels) {
+  SyntheticRun plan;
+  plan.noise = 0;
+  plan.change = [](int /*rank*/, std::int64_t /*batch*/, SyntheticStep& step) {
+    step = {};
+    phase(step, Phase::kForward) = 700'000;  // ns; the kernels of a traced batch take 600 us
+  };
+  const Synthetic run(plan);
+  trace_slow_launches(run.folder);  // which made launches slower
+  const Waterfall waterfall = analyze(run.profile).waterfall;
+  expect_whole(waterfall);
+  EXPECT_NEAR(part(waterfall, "launch_gaps"), 200 * 100e-6, 1e-6);
+}
+
+TEST(Waterfall, TracedBatchesSayNothingOfCudaGraphs) {
+  SyntheticRun plan;
+  plan.change = [](int /*rank*/, std::int64_t batch, SyntheticStep& step) {
+    if (batch <= 10) return;
+    phase(step, Phase::kForward) = phase(step, Phase::kBackward) = 0;
+    phase(step, Phase::kGraph) = 8 * kMs;
+  };
+  const Synthetic run(plan);
+  trace_slow_launches(run.folder);
+  const Analysis analysis = analyze(run.profile);
+  expect_whole(analysis.waterfall);
+  EXPECT_THROW(part(analysis.waterfall, "launch_gaps"), std::runtime_error);
+  EXPECT_EQ(std::ranges::find(analysis.findings, "launch_gaps", &Finding::id), analysis.findings.end());
 }
 
 TEST(Waterfall, AnEmptyRunHasNone) {

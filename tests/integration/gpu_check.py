@@ -11,8 +11,8 @@ import unittest
 
 from harness import BUILD, SOURCE, Workplace, environment, main
 
-SECTIONS = ["machine", "doctor", "nccl", "conformance", "parity", "shared_card", "python", "waiting", "sanitizer", "examples",
-            "profile", "bench_bf16", "bench"]
+SECTIONS = ["machine", "doctor", "limits", "nccl", "conformance", "parity", "shared_card", "python", "waiting", "sanitizer",
+            "examples", "profile", "bench_bf16", "bench"]
 
 
 class GpuCheck(unittest.TestCase):
@@ -66,6 +66,9 @@ class GpuCheck(unittest.TestCase):
         skipped = {one: "skipped: it needs real GPUs" for one in ("python", "waiting", "sanitizer")}
         self.assertEqual(table, {one: skipped.get(one, "ok") for one in SECTIONS if one != "bench"})
         self.assertIn("on 2 GPUs that are not there.", text)
+        self.assertIn("the limits of a GPU (Fake GPU)", text)
+        self.assertRegex(text, r"matrix products +[0-9.]+ GFLOP/s +float32\n +[0-9.]+ GFLOP/s +tf32\n")
+        self.assertRegex(text, r"launch +[0-9.]+ us ")
         self.assertIn("18 cases on 2 of 2 GPUs", text)
         self.assertRegex(text, r"results: \d+ checked on all ranks, 0 wrong")
         self.assertIn("2 ranks on cuda, 60 steps; against DDP on cpu and ranks on the CPU", text)
@@ -77,7 +80,7 @@ class GpuCheck(unittest.TestCase):
         """The sections that need no GPU pass, and the others say why they are skipped."""
         done, text, table = self.check("--slot-type", "cpu", "--quick", "--skip", "doctor,parity,bench_bf16,bench")
         self.assertEqual(done.returncode, 0, done.stdout)
-        skipped = {one: "skipped: it needs GPUs" for one in ("nccl", "conformance")}
+        skipped = {one: "skipped: it needs GPUs" for one in ("limits", "nccl", "conformance")}
         skipped |= {one: "skipped: it needs real GPUs" for one in ("python", "waiting", "sanitizer")}
         self.assertEqual(table, {one: skipped.get(one, "ok") for one in SECTIONS
                                  if one not in ("doctor", "parity", "bench_bf16", "bench")})

@@ -28,6 +28,20 @@ class GpuRuns(unittest.TestCase):
         return launch(BUILD, EXPERIMENT, self.work.new_run(), [*SETS, f"resources.slots_per_trial={ranks}", *sets],
                       **gpu_environment(BUILD, **extra)).expect(0)
 
+    def machine(self, driver=None, **gpu):
+        """The fake libraries in a folder of their own, with GPUs of which the driver says `gpu`."""
+        folder = self.work.path / "libraries"
+        if not folder.exists():
+            folder.mkdir()
+            for library in (BUILD.bin.parent / "tests" / "fake_gpus").iterdir():
+                (folder / library.name).symlink_to(library.resolve())
+        gpus = [{"uuid": f"GPU-fake0000-0000-0000-0000-{index:012x}", "name": "Fake GPU", "total": 4 << 30,
+                 "free": 3 << 30, "util": 0, "temperature": 40, "capability": [9, 0], "pids": [], **gpu}
+                for index in range(FAKE_GPUS)]
+        told = {"gpus": gpus, **({"driver": driver} if driver else {})}
+        (folder / "libnvidia-ml.so.1.json").write_text(json.dumps(told))
+        return {"LD_LIBRARY_PATH": str(folder)}
+
     def dtrain(self, *arguments):
         return subprocess.run([BUILD.program("dtrain"), *arguments], env=environment(), check=True, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
@@ -161,6 +175,80 @@ class Times(GpuRuns):
                 self.assertEqual(step["phases"]["optimizer_step"] > 0, exchanged, step)
 
 
+class Limits(GpuRuns):
+    """The limits of the kinds of GPUs: measured once, remembered, in plan.json, and what MFU is a part of."""
+
+    def launch(self, ranks, *sets, **extra):
+        self.variables = {"XDG_CACHE_HOME": str(self.work.path / "cache"), **extra}
+        return super().launch(ranks, *sets, DTRAIN_CALIBRATION="true", **self.variables)
+
+    def doctor(self, *words):
+        command = [BUILD.program("dtrain"), "doctor", "--runs", str(self.work.path), *words, "--json"]
+        done = subprocess.run(command, env=environment(**gpu_environment(BUILD, **self.variables)), text=True,
+                              stdout=subprocess.PIPE)
+        return json.loads(done.stdout)["gpu_limits"]
+
+    def limits(self, run):
+        plan = run.json("plan.json")
+        self.assertNotIn("limits", plan)
+        (kinds,) = plan["gpu_limits"].values()
+        self.assertEqual(list(plan["gpu_limits"]), sorted({rank["host"] for rank in plan["ranks"]}))
+        self.assertEqual({kind["gpu"] for kind in kinds}, {rank["gpu"]["name"] for rank in plan["ranks"]})
+        return kinds
+
+    def test_a_kind_is_measured_once(self):
+        first = self.launch(2)
+        self.assertIn("measured Fake GPU of this machine once", first.output)
+        (kind,) = self.limits(first)
+        self.assertEqual(set(kind["gflops"]), {"float32", "tf32", "bfloat16", "float16"})
+        self.assertEqual(set(kind["host_copy_gb_s"]), {"to_gpu", "from_gpu", "to_gpu_pageable", "from_gpu_pageable"})
+        for figure in (*kind["gflops"].values(), *kind["host_copy_gb_s"].values(), kind["memory_read_gb_s"],
+                       kind["memory_copy_gb_s"], kind["launch_us"]):
+            self.assertTrue(0 < figure < 1e9, kind)
+        summary = json.loads(self.dtrain("summary", str(first.run_dir), "--json"))
+        self.assertEqual(summary["limit_dtype"], "tf32")
+        self.assertAlmostEqual(summary["limit_gflops"], 2 * kind["gflops"]["tf32"])
+        self.assertAlmostEqual(summary["mfu"], summary["achieved_gflops"] / summary["limit_gflops"])
+        self.assertRegex(" ".join(first.output.split()), r"MFU [0-9.]+% of [0-9.]+ .?FLOP/s in tf32")
+        analysis = json.loads(self.dtrain("analyze", str(first.run_dir), "--json"))
+        parts = analysis["waterfall"]["parts"]
+        self.assertEqual([part["name"] for part in parts[:3]], ["products", "memory_bound", "slower_kernels"])
+        self.assertGreater(parts[0]["seconds"], 0)
+        self.assertAlmostEqual(sum(part["seconds"] for part in parts), analysis["waterfall"]["wall_s"], places=6)
+        self.assertEqual(analysis["roofline"]["gpu_limits"], kind)
+        self.assertTrue(analysis["roofline"]["operators"])
+        self.assertIsNone(analysis["operators"]["gpu_window"], "no trace")
+        plain = self.launch(1, "optimizations.tf32=false")
+        self.assertEqual(json.loads(self.dtrain("summary", str(plain.run_dir), "--json"))["limit_gflops"],
+                         kind["gflops"]["float32"])
+        again = self.launch(1)
+        self.assertNotIn("of this machine once", again.output)
+        self.assertEqual(self.limits(again), [kind])
+        self.assertEqual(self.doctor(), [kind])
+        self.assertEqual(self.limits(self.launch(1, "profiling.calibration=false")), [kind])
+        (anew,) = self.doctor("--bench")
+        self.assertEqual(anew["gpu"], kind["gpu"])
+        self.assertGreater(anew["launch_us"], 0)
+
+    def test_another_driver_or_other_clocks_are_measured_again(self):
+        old = self.machine(driver="580.1", clocks={"max_sm": 1980, "application": 1800})
+        (kind,) = self.limits(self.launch(1, **old))
+        self.assertEqual((kind["driver"], kind["application_clock"], kind["most_clock"]), ("580.1", 1800, 1980))
+        for change in ({"driver": "590.1", "clocks": {"max_sm": 1980, "application": 1800}},
+                       {"driver": "580.1", "clocks": {"max_sm": 1980, "application": 900}}):
+            other = self.launch(1, **self.machine(**change))
+            self.assertIn("once", other.output)
+            self.assertNotEqual(self.limits(other)[0]["launch_us"], kind["launch_us"])
+        back = self.launch(1, **self.machine(driver="580.1", clocks={"max_sm": 1980, "application": 1800}))
+        self.assertEqual(self.limits(back), [kind])
+
+    def test_where_nothing_may_be_measured_nothing_is_claimed(self):
+        run = self.launch(1, "profiling.calibration=false")
+        self.assertNotIn("gpu_limits", run.json("plan.json"))
+        self.assertEqual(self.doctor(), [])
+        self.assertIn("no MFU", " ".join(run.output.split()))
+
+
 class Memory(GpuRuns):
     def test_of_each_rank_is_in_summary_and_report(self):
         run = self.launch(2)
@@ -202,19 +290,6 @@ class Traces(GpuRuns):
 
 
 class Advice(GpuRuns):
-    def machine(self, **gpu):
-        """The fake libraries in a folder of their own, with GPUs of which the driver says `gpu`."""
-        folder = self.work.path / "libraries"
-        folder.mkdir()
-        fakes = BUILD.bin.parent / "tests" / "fake_gpus"
-        for library in fakes.iterdir():
-            (folder / library.name).symlink_to(library.resolve())
-        gpus = [{"uuid": f"GPU-fake0000-0000-0000-0000-{index:012x}", "name": "Fake GPU", "total": 4 << 30,
-                 "free": 3 << 30, "util": 0, "temperature": 40, "capability": [9, 0], "pids": [], **gpu}
-                for index in range(FAKE_GPUS)]
-        (folder / "libnvidia-ml.so.1.json").write_text(json.dumps({"gpus": gpus}))
-        return {"LD_LIBRARY_PATH": str(folder)}
-
     def test_can_be_followed_on_gpus(self):
         run = self.launch(2, **self.machine(util=20))
         analysis = json.loads(self.dtrain("analyze", str(run.run_dir), "--json"))

@@ -28,6 +28,39 @@ TEST(RankLimits, KeepEveryFigureInPlanJson) {
   EXPECT_EQ(read.at("beta"), RankLimits());
 }
 
+GpuLimits some_gpu_limits() {
+  return {.kind = {.name = "Card", .driver = "580.1", .application_clock = 1800, .most_clock = 1980},
+          .gflops = {{"float32", 5e4}, {"tf32", 4e5}, {"bfloat16", 8e5}, {"float16", 8.5e5}},
+          .memory_read_gb_s = 3000,
+          .memory_copy_gb_s = 2800,
+          .launch_us = 4.5,
+          .host_copy_gb_s = {{"to_gpu", 50}, {"from_gpu_pageable", 8}}};
+}
+
+TEST(GpuLimits, KeepEveryFigureInPlanJson) {
+  GpuLimits nothing;
+  nothing.kind.name = "Other card";
+  const Json plan = {{"gpu_limits", {{"alpha", Json::array({to_json(some_gpu_limits()), to_json(nothing)})}}}};
+  const auto read = gpu_limits_of_plan(Json::parse(to_line(plan)));
+  ASSERT_EQ(read.size(), 1u);
+  EXPECT_EQ(read.at("alpha"), (std::vector{some_gpu_limits(), nothing}));
+  for (const char* key : {"gflops", "memory_read_gb_s", "memory_copy_gb_s", "launch_us", "host_copy_gb_s"}) {
+    EXPECT_FALSE(to_json(nothing).contains(key)) << key;
+  }
+}
+
+TEST(GpuLimits, OfADamagedPlanAreAbsent) {
+  for (const char* text : {R"(7)", R"([])", R"({"gpu_limits": 3})", R"({"gpu_limits": {"alpha": "fast"}})",
+                           R"({"gpu_limits": {"alpha": [3, "x"]}})"}) {
+    EXPECT_TRUE(gpu_limits_of_plan(Json::parse(text)).empty()) << text;
+  }
+  const auto read = gpu_limits_of_plan(Json::parse(R"({"gpu_limits": {"alpha": [{
+      "gpu": 3, "driver": null, "most_clock": "fast", "gflops": {"tf32": -1, "float32": 5}, "launch_us": 0}]}})"));
+  GpuLimits expected;
+  expected.gflops = {{"float32", 5.0}};
+  EXPECT_EQ(read.at("alpha"), std::vector{expected});
+}
+
 TEST(RankLimits, AreAbsentWhereTheyWereNotMeasured) {
   const Json json = to_json(RankLimits());
   for (const char* key : {"memory_gb_s", "gflops", "convolution_gflops", "all_reduce_gb_s", "matmul_default_gflops",

@@ -9,6 +9,7 @@
 #include "doctor/checks.h"
 #include "dtrain/base/error.h"
 #include "dtrain/host/cpu.h"
+#include "gpu_limits.h"
 #include "machine_limits.h"
 
 namespace dtrain::launcher {
@@ -174,6 +175,92 @@ TEST_F(LimitsCacheTest, WhatIsKnownIsNotMeasured) {
     EXPECT_EQ(known.seconds, 0);
     EXPECT_EQ(known.failure, "");
   }
+}
+
+profile::GpuLimits limits_of_card(const std::string& name) {
+  return {.kind = {.name = name, .driver = "580.1", .application_clock = 1800, .most_clock = 1980},
+          .gflops = {{"float32", 5e4}, {"bfloat16", 8e5}},
+          .memory_read_gb_s = 3000,
+          .memory_copy_gb_s = 2800,
+          .launch_us = 4.5,
+          .host_copy_gb_s = {{"to_gpu", 50}}};
+}
+
+TEST_F(LimitsCacheTest, KeepsEachKindOfGpuBesideTheMachines) {
+  const GpuLimitsCache gpus(folder_);
+  const profile::GpuLimits card = limits_of_card("Card");
+  EXPECT_FALSE(gpus.find(card.kind));
+  gpus.store(card);
+  gpus.store(limits_of_card("Other card"));
+  cache_.store(limits_key(1, 2), limits_of(1, 2));
+  EXPECT_EQ(gpus.find(card.kind), card);
+  EXPECT_EQ(gpus.find(limits_of_card("Other card").kind), limits_of_card("Other card"));
+  EXPECT_EQ(cache_.of_this_machine(), std::vector{limits_of(1, 2)});
+  EXPECT_EQ(gpus.file(card.kind).parent_path(), cache_.file(limits_key(1, 2)).parent_path());
+}
+
+TEST_F(LimitsCacheTest, AGpuWithAnotherDriverOrOtherClocksIsAnotherKind) {
+  const GpuLimitsCache gpus(folder_);
+  const profile::GpuLimits card = limits_of_card("Card");
+  gpus.store(card);
+  for (const auto& change :
+       {+[](profile::GpuKind& kind) { kind.name = "Card 2"; }, +[](profile::GpuKind& kind) { kind.driver = "590.1"; },
+        +[](profile::GpuKind& kind) { kind.application_clock = 900; },
+        +[](profile::GpuKind& kind) { kind.application_clock.reset(); },
+        +[](profile::GpuKind& kind) { kind.most_clock = 2000; }}) {
+    profile::GpuKind kind = card.kind;
+    change(kind);
+    EXPECT_FALSE(gpus.find(kind)) << profile::to_json(kind);
+  }
+  for (const char* damage : {"", "[1]", "{\"key\": {}}"}) {
+    std::ofstream(gpus.file(card.kind)) << damage;
+    EXPECT_FALSE(gpus.find(card.kind)) << damage;
+  }
+}
+
+TEST(KindsOfGpus, HaveOneGpuEach) {
+  const auto gpu = [](int index, const char* name) {
+    host::GpuInfo info;
+    info.index = index;
+    info.uuid = "GPU-" + std::to_string(index);
+    info.name = name;
+    return info;
+  };
+  const std::vector<host::GpuInfo> all{gpu(0, "Card"), gpu(1, "Card"), gpu(2, "Other card"), gpu(3, "Card")};
+  host::GpuSetups setups{.driver = "580.1", .gpus = {}, .pairs = {}};
+  setups.gpus.push_back({.index = 0, .most_sm_clock = 1980, .application_clock = 1800});
+  setups.gpus.push_back({.index = 1, .most_sm_clock = 1980, .application_clock = 1800});
+  setups.gpus.push_back({.index = 3, .most_sm_clock = 1980, .application_clock = 900});
+  const auto ids = [&](const std::vector<std::string>& asked, const rank::Variables& variables) {
+    std::vector<std::string> found;
+    for (const GpuOfKind& kind : kinds_of_gpus(all, setups, asked, variables)) found.push_back(kind.id);
+    return found;
+  };
+  EXPECT_EQ(ids({}, {}), (std::vector<std::string>{"GPU-0", "GPU-2", "GPU-3"}));
+  EXPECT_EQ(ids({}, {{"CUDA_VISIBLE_DEVICES", "1,0"}}), (std::vector<std::string>{"GPU-1"}));
+  EXPECT_EQ(ids({"GPU-1", "GPU-2"}, {{"CUDA_VISIBLE_DEVICES", "0"}}), (std::vector<std::string>{"GPU-1", "GPU-2"}));
+  EXPECT_EQ(ids({"MIG-7"}, {}), std::vector<std::string>());
+  const std::vector<GpuOfKind> kinds = kinds_of_gpus(all, setups, {"GPU-3"}, {});
+  ASSERT_EQ(kinds.size(), 1u);
+  EXPECT_EQ(kinds[0].kind, (profile::GpuKind{"Card", "580.1", 900, 1980}));
+}
+
+TEST(HostGpuLimits, TravelBetweenHosts) {
+  const HostGpuLimits sent{.limits = {limits_of_card("Card")}, .measured = {"Card"}, .seconds = 1.5, .failure = "x"};
+  const HostGpuLimits received = host_gpu_limits_of(Json::parse(to_line(to_json(sent))));
+  EXPECT_EQ(received.limits, sent.limits);
+  EXPECT_EQ(received.measured, sent.measured);
+  EXPECT_EQ(received.seconds, 1.5);
+  EXPECT_EQ(received.failure, "x");
+}
+
+TEST(LimitsTable, HasTheKindsOfGpus) {
+  const std::string table = render_gpu_limits(std::vector{limits_of_card("Card")});
+  EXPECT_THAT(table, HasSubstr("the limits of a GPU (Card, driver 580.1)"));
+  EXPECT_THAT(table, HasSubstr("800000 GFLOP/s  bfloat16"));
+  EXPECT_THAT(table, HasSubstr("to the GPU, page-locked"));
+  EXPECT_THAT(table, Not(HasSubstr("pageable\n")));
+  EXPECT_EQ(render_gpu_limits({}), "");
 }
 
 TEST(RanksOfHost, GetTheCpusOfTheFirstSlots) {

@@ -25,7 +25,7 @@ using Findings = std::vector<Finding>;
 Findings find_leaks(const Run&), find_cpu_quota(const Run&), find_stalling(const Run&), find_uneven_shard(const Run&),
     find_slow_ranks(const Run&), find_loader(const Run&), find_contended_hosts(const Run&), find_exchange(const Run&),
     find_costs(const Run&), find_turns(const Run&), find_compression(const Run&), find_division(const Run&),
-    find_computing(const Run&);
+    find_computing(const Run&), find_launch_gaps(const Run&);
 
 std::vector<Judgement> judgements() {
   return {// the nine of the profiling report
@@ -71,7 +71,8 @@ std::vector<Judgement> judgements() {
           {.id = "turns", .search = find_turns},
           {.id = "compression", .search = find_compression},
           {.id = "division", .search = find_division},
-          {.id = "slow_operators", .search = find_computing}};
+          {.id = "slow_operators", .search = find_computing},
+          {.id = "launch_gaps", .search = find_launch_gaps}};
 }
 
 // --- parameters ---

@@ -346,14 +346,15 @@ void RunEvents::add_computing(LiveView& view) const {
   const double flops = number(counted, "per_sample");
   if (flops <= 0 || view.samples_per_s <= 0) return;
   view.achieved_gflops = flops * view.samples_per_s / 1e9;
-  if (text(counted, "device") != "cpu" || std::ssize(view.ranks) != view.world_size) return;
-  const auto hosts = profile::limits_of_plan(plan_);
+  if (std::ssize(view.ranks) != view.world_size) return;
+  const LimitsOfRanks of_ranks(plan_, text(counted, "device"));
   double limit = 0;
   for (const LiveRank& rank : view.ranks) {
-    const profile::RankLimits* const limits = limits_of(hosts, rank.host);
-    const auto rate = limits ? gflops_of(*limits, text(counted, "dtype")) : std::nullopt;
-    if (!rate) return;
-    limit += *rate;
+    const auto limits = of_ranks.of(rank.rank, rank.host);
+    if (!limits) return;
+    const auto rate = limits->gflops.find(text(counted, "dtype"));
+    if (rate == limits->gflops.end()) return;
+    limit += rate->second;
   }
   if (limit > 0) view.mfu = *view.achieved_gflops / limit;
 }

@@ -34,8 +34,14 @@ struct Evidence {
   ExposedCommunication exposed;
   std::vector<Contention> contention;  // as RunProfile::ranks
   Roofline roofline;
-  double loop_s = 0;  // of the slowest rank: what shares of the loop are of
+  double loop_s = 0;     // of the slowest rank: what shares of the loop are of
+  GpuWindow gpu_window;  // of the run's traces; no batches: none has the work of a GPU
 };
+
+// Returns the seconds of a batch in which its rank's GPU waits for launches: as the traces show it, but at most what a
+// batch takes beyond the GPU's work in it, because tracing makes launches slower. Empty: not known; no trace has the
+// work of a GPU, or the run's batches are CUDA graphs, which traced batches are not.
+std::optional<double> launch_gaps_of_batch_s(const Evidence& evidence);
 
 std::size_t count_hosts(const RunProfile& run);
 // True if all ranks are on one host, so there is no link between them.

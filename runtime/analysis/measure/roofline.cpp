@@ -1,5 +1,6 @@
 
 #include <algorithm>
+#include <utility>
 
 #include "dtrain/base/json.h"
 #include "measure/roofline.h"
@@ -12,7 +13,24 @@ using profile::OperatorCount;
 using profile::OperatorCounts;
 using profile::RankLimits;
 
-OperatorLimit limit_of(const OperatorCount& count, const RankLimits* limits) {
+constexpr const char* kCuda = "cuda";
+constexpr const char* kFloat32 = "float32";
+constexpr const char* kTf32 = "tf32";
+
+std::optional<double> rate_of(const ComputingLimits& limits, const std::string& dtype) {
+  const auto found = limits.gflops.find(dtype);
+  return found == limits.gflops.end() ? std::nullopt : std::optional(found->second);
+}
+
+// Returns the host's entry; null: there is none.
+template <typename Value>
+const Value* entry_of(const std::map<std::string, Value>& hosts, const std::string& host) {
+  const auto found = hosts.find(host);
+  return found == hosts.end() ? nullptr : &found->second;
+}
+
+// An operator whose time was not measured (on GPUs) may be faster than its ideal, because of caches.
+OperatorLimit limit_of(const OperatorCount& count, const ComputingLimits* limits) {
   OperatorLimit limit{.name = count.name,
                       .dtype = count.dtype,
                       .format = count.format,
@@ -22,12 +40,13 @@ OperatorLimit limit_of(const OperatorCount& count, const RankLimits* limits) {
                       .bytes = count.bytes,
                       .seconds = count.seconds.value_or(0)};
   if (!limits) return limit;
-  const auto rate = gflops_of(*limits, count.dtype);
+  const auto rate = rate_of(*limits, count.dtype);
   const auto& bandwidth = limits->memory_gb_s;
   if ((count.flops > 0 && !rate) || (count.bytes > 0 && !bandwidth)) return limit;
   const double computing_s = count.flops > 0 ? static_cast<double>(count.flops) / (*rate * kGiga) : 0;
   const double moving_s = count.bytes > 0 ? static_cast<double>(count.bytes) / (*bandwidth * kGiga) : 0;
-  limit.ideal_s = std::min(limit.seconds, std::max(computing_s, moving_s));
+  limit.ideal_s = std::max(computing_s, moving_s);
+  if (count.seconds) limit.ideal_s = std::min(*limit.ideal_s, *count.seconds);
   limit.by_memory = moving_s > computing_s;
   return limit;
 }
@@ -36,15 +55,22 @@ double beyond_ideal(const OperatorLimit& operation) {
   return operation.seconds - operation.ideal_s.value_or(operation.seconds);
 }
 
+struct IdealTimes {
+  double all_s = 0;
+  double memory_s = 0;  // of operators that are limited by memory
+};
+
 // Returns the seconds of a sample if each operator took its ideal time. An operator without a known limit counts with
 // its measured time.
-double ideal_of_sample(const OperatorCounts& counts, const RankLimits& limits) {
-  double sum = 0;
+IdealTimes ideal_of_sample(const OperatorCounts& counts, const ComputingLimits& limits) {
+  IdealTimes sum;
   for (const OperatorCount& count : counts.operators) {
     const OperatorLimit operation = limit_of(count, &limits);
-    sum += operation.ideal_s.value_or(operation.seconds);
+    const double seconds = operation.ideal_s.value_or(operation.seconds) / static_cast<double>(counts.samples);
+    sum.all_s += seconds;
+    if (operation.by_memory) sum.memory_s += seconds;
   }
-  return sum / static_cast<double>(counts.samples);
+  return sum;
 }
 
 // Returns the rank's counts, or else those of another rank: the model is the same.
@@ -60,21 +86,25 @@ void add_known(std::optional<double>& sum, const std::optional<double>& value) {
   sum = sum && value ? std::optional(*sum + *value) : std::nullopt;
 }
 
-void add_limits(const RunProfile& run, Roofline& result) {
-  if (run.ranks.empty() || result.device != "cpu") return;
-  result.limit_gflops = result.limit_gb_s = result.ideal_s = 0;
-  const auto hosts = profile::limits_of_plan(run.plan);
+void add_limits(const RunProfile& run, const LimitsOfRanks& of_ranks, Roofline& result) {
+  if (run.ranks.empty() || result.device.empty()) return;
+  result.limit_dtype = of_ranks.limit_type(result.dtype);
+  result.limit_gflops = result.limit_gb_s = result.ideal_s = result.ideal_memory_s = 0;
   for (const RankProfile& rank : run.ranks) {
-    const RankLimits* const limits = limits_of(hosts, rank.host);
-    add_known(result.limit_gflops, limits ? gflops_of(*limits, result.dtype) : std::nullopt);
+    const auto limits = of_ranks.of(rank.rank, rank.host);
+    add_known(result.limit_gflops, limits ? rate_of(*limits, result.dtype) : std::nullopt);
     add_known(result.limit_gb_s, limits ? limits->memory_gb_s : std::nullopt);
     const OperatorCounts* const counts = counts_of(run, rank.rank);
     const bool known =
-        limits && counts && limits->memory_gb_s && (result.dtype.empty() || gflops_of(*limits, result.dtype));
-    add_known(result.ideal_s,
-              known ? std::optional(ideal_of_sample(*counts, *limits) * static_cast<double>(rank.counts().samples) /
-                                    static_cast<double>(run.ranks.size()))
-                    : std::nullopt);
+        limits && counts && limits->memory_gb_s && (result.dtype.empty() || rate_of(*limits, result.dtype));
+    const IdealTimes ideal = known ? ideal_of_sample(*counts, *limits) : IdealTimes();
+    const double samples = static_cast<double>(rank.counts().samples) / static_cast<double>(run.ranks.size());
+    add_known(result.ideal_s, known ? std::optional(ideal.all_s * samples) : std::nullopt);
+    add_known(result.ideal_memory_s, known ? std::optional(ideal.memory_s * samples) : std::nullopt);
+    if (limits && rate_of(*limits, result.dtype)) continue;
+    const std::string gpu = of_ranks.gpu_name(rank.rank);
+    if (!gpu.empty() && std::ranges::find(result.gpus_without_limit, gpu) == result.gpus_without_limit.end())
+      result.gpus_without_limit.push_back(gpu);
   }
 }
 
@@ -117,6 +147,52 @@ double Roofline::seconds() const {
   return sum;
 }
 
+LimitsOfRanks::LimitsOfRanks(const Json& plan, std::string device) : device_(std::move(device)) {
+  if (device_ != kCuda) {
+    hosts_ = profile::limits_of_plan(plan);
+    return;
+  }
+  tf32_ = value_at<bool>(object_at(object_at(plan, "experiment"), "optimizations"), kTf32).value_or(true);
+  gpus_ = profile::gpu_limits_of_plan(plan);
+  for (const Json& rank : list_at(plan, "ranks")) {
+    if (rank.is_object()) names_[static_cast<int>(integer(rank, "rank", -1))] = text(object_at(rank, "gpu"), "name");
+  }
+}
+
+std::string LimitsOfRanks::gpu_name(int rank) const {
+  const auto found = names_.find(rank);
+  return found == names_.end() ? std::string() : found->second;
+}
+
+std::optional<profile::GpuLimits> LimitsOfRanks::gpu_of(int rank, const std::string& host) const {
+  const auto* const kinds = entry_of(gpus_, host);
+  if (!kinds) return std::nullopt;
+  const std::string name = gpu_name(rank);
+  if (name.empty()) return kinds->size() == 1 ? std::optional(kinds->front()) : std::nullopt;
+  const auto found =
+      std::ranges::find_if(*kinds, [&](const profile::GpuLimits& limits) { return limits.kind.name == name; });
+  return found == kinds->end() ? std::nullopt : std::optional(*found);
+}
+
+std::optional<ComputingLimits> LimitsOfRanks::of(int rank, const std::string& host) const {
+  if (device_ != kCuda) {
+    const RankLimits* const limits = entry_of(hosts_, host);
+    return limits ? std::optional(ComputingLimits{limits->gflops, limits->memory_gb_s}) : std::nullopt;
+  }
+  const auto gpu = gpu_of(rank, host);
+  if (!gpu) return std::nullopt;
+  ComputingLimits limits{gpu->gflops, gpu->memory_copy_gb_s};
+  limits.gflops.erase(kFloat32);
+  if (const auto found = gpu->gflops.find(limit_type(kFloat32)); found != gpu->gflops.end()) {
+    limits.gflops[kFloat32] = found->second;
+  }
+  return limits;
+}
+
+std::string LimitsOfRanks::limit_type(const std::string& dtype) const {
+  return device_ == kCuda && tf32_ && dtype == kFloat32 ? kTf32 : dtype;
+}
+
 Roofline make_roofline(const RunProfile& run) {
   Roofline result;
   const Json& counted = object_at(run.plan, "flops");
@@ -129,19 +205,28 @@ Roofline make_roofline(const RunProfile& run) {
     result.dtype = counts.dtype;
     result.device = counts.device;
   }
-  add_limits(run, result);
-  if (run.operator_counts.empty() || result.device != "cpu") return result;
-  result.achieved_gb_s = achieved_gb_s(run);
+  const LimitsOfRanks of_ranks(run.plan, result.device);
+  add_limits(run, of_ranks, result);
+  if (run.operator_counts.empty()) return result;
   const OperatorCounts& first = run.operator_counts.front();
-  const auto hosts = profile::limits_of_plan(run.plan);
-  const RankLimits* const limits = limits_of(hosts, first.host);
+  const auto limits = of_ranks.of(first.rank, first.host);
+  if (!result.is_timed()) {
+    if (!limits) return result;
+    result.gpu_limits = of_ranks.gpu_of(first.rank, first.host);
+  } else {
+    result.achieved_gb_s = achieved_gb_s(run);
+    const auto hosts = profile::limits_of_plan(run.plan);
+    if (const RankLimits* const of_host = entry_of(hosts, first.host)) result.limits = *of_host;
+  }
   result.rank = first.rank;
   result.host = first.host;
   result.batch = first.batch;
   result.samples = first.samples;
-  result.limits = limits ? std::optional(*limits) : std::nullopt;
-  for (const OperatorCount& count : first.operators) result.operators.push_back(limit_of(count, limits));
-  std::stable_sort(result.operators.begin(), result.operators.end(), [](const auto& a, const auto& b) {
+  for (const OperatorCount& count : first.operators) {
+    result.operators.push_back(limit_of(count, limits ? &*limits : nullptr));
+  }
+  std::stable_sort(result.operators.begin(), result.operators.end(), [&](const auto& a, const auto& b) {
+    if (!result.is_timed()) return a.ideal_s.value_or(0) > b.ideal_s.value_or(0);
     return beyond_ideal(a) != beyond_ideal(b) ? beyond_ideal(a) > beyond_ideal(b) : a.seconds > b.seconds;
   });
   return result;
@@ -158,13 +243,14 @@ Json to_json(const Roofline& roofline) {
          {"calls", operation.calls},
          {"flops", operation.flops},
          {"bytes", operation.bytes},
-         {"seconds", operation.seconds},
+         {"seconds", roofline.is_timed() ? Json(operation.seconds) : Json(nullptr)},
          {"ideal_s", or_null(operation.ideal_s)},
          {"bound", !operation.ideal_s ? Json(nullptr) : Json(operation.by_memory ? "memory" : "computing")}});
   }
   return {{"flops_per_sample", roofline.flops_per_sample},
           {"dtype", roofline.dtype},
           {"device", roofline.device},
+          {"limit_dtype", roofline.limit_dtype},
           {"rank", roofline.rank < 0 ? Json(nullptr) : Json(roofline.rank)},
           {"host", roofline.host},
           {"batch", roofline.batch},
@@ -173,6 +259,8 @@ Json to_json(const Roofline& roofline) {
           {"limit_gb_s", or_null(roofline.limit_gb_s)},
           {"achieved_gb_s", or_null(roofline.achieved_gb_s)},
           {"ideal_s", or_null(roofline.ideal_s)},
+          {"ideal_memory_s", or_null(roofline.ideal_memory_s)},
+          {"gpu_limits", roofline.gpu_limits ? profile::to_json(*roofline.gpu_limits) : Json(nullptr)},
           {"operators", std::move(rows)}};
 }
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "dtrain/analysis/operators.h"
 #include "dtrain/analysis/run_profile.h"
@@ -14,12 +15,32 @@ namespace dtrain::analysis {
 
 inline constexpr double kGiga = 1e9;
 
-// Returns the limits of a host; null: it has none.
-inline const profile::RankLimits* limits_of(const std::map<std::string, profile::RankLimits>& hosts,
-                                            const std::string& host) {
-  const auto found = hosts.find(host);
-  return found == hosts.end() ? nullptr : &found->second;
-}
+// The limits of what a rank computes with: its part of a machine, or its GPU.
+struct ComputingLimits {
+  std::map<std::string, double> gflops;  // of matrix products, by the type of their operators
+  std::optional<double> memory_gb_s;     // bytes read and written
+};
+
+// The limits in a plan of its ranks, which all compute on the same kind of device ("cpu", "cuda").
+class LimitsOfRanks {
+ public:
+  LimitsOfRanks(const Json& plan, std::string device);
+
+  // Empty: they are not known. Those of another card than the rank's are not the rank's.
+  std::optional<ComputingLimits> of(int rank, const std::string& host) const;
+  std::optional<profile::GpuLimits> gpu_of(int rank, const std::string& host) const;
+  // Returns the type whose limit an operator of type `dtype` has: "tf32" for float32 on GPUs where the run allows TF32.
+  std::string limit_type(const std::string& dtype) const;
+  // Returns the name of the rank's GPU; empty: the plan does not have it.
+  std::string gpu_name(int rank) const;
+
+ private:
+  const std::string device_;
+  bool tf32_ = false;
+  std::map<std::string, profile::RankLimits> hosts_;
+  std::map<std::string, std::vector<profile::GpuLimits>> gpus_;  // kinds of GPUs by host
+  std::map<int, std::string> names_;                             // of GPUs, by rank
+};
 
 // Returns the limit of matrix products in a type; empty: not known.
 inline std::optional<double> gflops_of(const profile::RankLimits& limits, const std::string& dtype) {

@@ -1,6 +1,8 @@
 #include "dtrain/analysis/analysis.h"
 
 #include <algorithm>
+#include <array>
+#include <string_view>
 
 #include "dtrain/base/clock.h"
 #include "measure/evidence.h"
@@ -45,6 +47,42 @@ class PhaseSums {
   double count_;
 };
 
+constexpr std::array<std::string_view, 5> kPartsOfComputing{"hardware", "products", "memory_bound", "launch_gaps",
+                                                            "slower_kernels"};
+
+// Returns the parts for computing on GPUs at the pace of the best rank: at the limits of the cards, where these are
+// known; waiting for launches, where traces show it; and the rest.
+std::vector<WaterfallPart> parts_of_gpus(double ideal_s, const std::optional<double>& hardware_s,
+                                         const Evidence& evidence) {
+  std::vector<WaterfallPart> parts;
+  double rest_s = ideal_s;
+  const auto add = [&](const char* name, const char* description, double seconds) {
+    parts.push_back({name, description, seconds});
+    rest_s -= seconds;
+  };
+  if (hardware_s) {
+    const double all_s = *evidence.roofline.ideal_s;
+    const double memory_s = all_s > 0 ? *hardware_s * *evidence.roofline.ideal_memory_s / all_s : 0;
+    add("products", "forward and backward if each operator that the GPU's arithmetic limits ran at that limit",
+        *hardware_s - memory_s);
+    add("memory_bound", "forward and backward if each operator that the GPU's memory limits ran at that limit",
+        memory_s);
+  }
+  if (const auto gaps_s = launch_gaps_of_batch_s(evidence)) {
+    double batches = 0;
+    for (const RankProfile& rank : evidence.run.ranks) batches += static_cast<double>(rank.step_count());
+    add("launch_gaps", "the GPU had no work because the next kernel was not launched yet, as traced batches show",
+        std::min(rest_s, *gaps_s * batches / static_cast<double>(evidence.run.ranks.size())));
+  }
+  const bool divided = !parts.empty();
+  parts.push_back({hardware_s ? "slower_kernels" : "compute",
+                   divided ? "train_batch and graph beyond that, at the best rank's median batch: kernels slower than "
+                             "the GPU allows, other waits for the host, and in CUDA graphs the exchange and the update"
+                           : "train_batch and graph on every rank as fast as the best rank's median batch",
+                   rest_s});
+  return parts;
+}
+
 // Returns the parts for computing at the pace of the best rank: at the hardware's limit, and the slower rest.
 std::vector<WaterfallPart> computing_parts(double ideal_s, const std::optional<double>& hardware_s) {
   if (!hardware_s) {
@@ -59,10 +97,26 @@ std::vector<WaterfallPart> computing_parts(double ideal_s, const std::optional<d
 
 }  // namespace
 
+std::optional<double> launch_gaps_of_batch_s(const Evidence& evidence) {
+  const GpuWindow& window = evidence.gpu_window;
+  if (window.batches == 0 || evidence.exposed.graphs_s > 0) return std::nullopt;
+  double wall_s = 0, batches = 0;
+  for (const RankProfile& rank : evidence.run.ranks) {
+    const std::int64_t pauses_ns = rank.phase_ns(Phase::kValidation) + rank.phase_ns(Phase::kCheckpoint);
+    wall_s += to_seconds(rank.wall_ns() - pauses_ns);
+    batches += static_cast<double>(rank.step_count());
+  }
+  if (batches <= 0) return std::nullopt;
+  const auto traced = static_cast<double>(window.batches);
+  const double without_work_s = std::max(0.0, wall_s / batches - window.busy_s / traced);
+  return std::min(window.launch_gaps_s / traced, without_work_s);
+}
+
 double Waterfall::part_s(const std::string& name) const {
   double seconds = 0;
   for (const WaterfallPart& part : parts) {
-    const bool of_compute = name == "compute" && (part.name == "hardware" || part.name == "slower_kernels");
+    const bool of_compute =
+        name == "compute" && std::ranges::find(kPartsOfComputing, part.name) != kPartsOfComputing.end();
     if (part.name == name || of_compute) seconds += part.seconds;
   }
   return seconds;
@@ -122,7 +176,9 @@ Waterfall make_waterfall(const Evidence& evidence) {
                            outside_s};
   static_assert(std::size(values) == 14);
   for (std::size_t i = 0; i < result.parts.size(); ++i) result.parts[i].seconds = values[i];
-  std::vector<WaterfallPart> first = computing_parts(ideal_s, hardware_s);
+  const bool on_gpus = evidence.roofline.device == "cuda" || evidence.gpu_window.batches > 0;
+  std::vector<WaterfallPart> first =
+      on_gpus ? parts_of_gpus(ideal_s, hardware_s, evidence) : computing_parts(ideal_s, hardware_s);
   result.parts.insert(result.parts.begin(), first.begin(), first.end());
   for (WaterfallPart& part : result.parts) {
     if (result.wall_s > 0) part.share = part.seconds / result.wall_s;

@@ -259,6 +259,36 @@ void predict_computing(const Evidence& evidence, const Predictor& predictor, Wha
   }
 }
 
+// Returns true if a step of this run may become a CUDA graph with optimizations.cuda_graphs: true: it was not tried,
+// and nothing is set with which steps run without graphs.
+bool may_capture(const RunProfile& run) {
+  const Json& optimizations = object_at(run.experiment, "optimizations");
+  const auto is_set = [&](const char* key) {
+    const auto found = optimizations.find(key);
+    return found != optimizations.end() && !found->is_null() && *found != Json(false);
+  };
+  return !run.plan.contains("cuda_graphs") && !is_set("gradient_compression") && !is_set("local_sgd") &&
+         value_at<std::int64_t>(optimizations, "aggregation_frequency").value_or(1) == 1;
+}
+
+// Predicts steps that are launched at once, from the time in which the GPU waited for launches.
+std::optional<Prediction> predict_graphs(const Evidence& evidence, const Predictor& predictor) {
+  const auto gaps_s = launch_gaps_of_batch_s(evidence);
+  if (!gaps_s || *gaps_s <= 0 || !may_capture(evidence.run)) return std::nullopt;
+  const GpuWindow& window = evidence.gpu_window;
+  Prediction prediction{
+      .name = "cuda_graphs", .title = "steps as CUDA graphs", .set = "optimizations.cuda_graphs=true"};
+  prediction.assumption = fmt::format(
+      "in {} traced batches the GPU waited for {} of {} kernels and copies until they were launched, {} a batch; a "
+      "graph "
+      "launches all of them at once, and they take what they took",
+      count_text(window.batches), count_text(window.late_launches), count_text(window.works), seconds_text(*gaps_s));
+  const auto own = [gap_s = *gaps_s](const StepLine& step) {
+    return own_s(step) - std::min(to_seconds(compute_of(step)), gap_s);
+  };
+  return predictor.predict(std::move(prediction), {own, unchanged});
+}
+
 }  // namespace
 
 double slowest_rank_step_s(const RunProfile& run) {
@@ -307,6 +337,7 @@ WhatIf predict(const Evidence& evidence, const RunProfile& tried) {
                                              {without_loading_s, unchanged}));
   if (auto workers = predict_workers(evidence, predictor)) result.changes.push_back(std::move(*workers));
   predict_computing(evidence, predictor, result);
+  if (auto graphs_of_steps = predict_graphs(evidence, predictor)) result.changes.push_back(std::move(*graphs_of_steps));
   std::optional<Prediction> loading = predict_loader_alone(evidence, predictor, result);
   const bool graphs = evidence.exposed.graphs_s > 0;
   if (graphs && evidence.rows.ranks() > 1) {

@@ -102,8 +102,9 @@ constexpr std::array<std::string_view, 19> kNoSettings = {
     "name",          "started_by", "batch_per_rank",  "placement",    "ranks",   "warnings", "overrides",
     "description",   "labels",     "experiment_file", "cluster_file", "command", "text",     "link",
     "replicated_ms", "sharded_ms", "turns",           "steps",        "reason"};
-// Results in the plan: of compression and local steps, whose settings are in the experiment, and the machine's limits.
-constexpr std::array<std::string_view, 3> kAccounts = {"compression", "local_sgd", "limits"};
+// Results in the plan: of compression and local steps, whose settings are in the experiment, and the limits of machines
+// and GPUs.
+constexpr std::array<std::string_view, 4> kAccounts = {"compression", "local_sgd", "limits", "gpu_limits"};
 // Mappings whose keys users choose; each key is a setting.
 constexpr std::array<std::string_view, 2> kFree = {"experiment.hyperparameters", "experiment.data"};
 constexpr std::string_view kExperiment = "experiment.";

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "dtrain/base/clock.h"
+#include "dtrain/base/text.h"
 #include "measure/evidence.h"
 #include "measure/roofline.h"
 #include "measure/statistics.h"
@@ -17,8 +18,10 @@ namespace {
 
 std::string why_without_mfu(const Roofline& roofline) {
   if (roofline.flops_per_sample <= 0) return "no product of matrices, convolution or attention was counted";
-  if (roofline.device != "cpu") return "limits of GPUs are not measured";
-  return "plan.json has no limit of the machine for " + roofline.dtype +
+  const std::string of = roofline.is_timed()                   ? "the machine"
+                         : roofline.gpus_without_limit.empty() ? "the GPUs"
+                                                               : join_with_and(roofline.gpus_without_limit);
+  return "plan.json has no limit of " + of + " for " + roofline.limit_dtype +
          ": run 'dtrain doctor --bench' on each host, then launch again";
 }
 
@@ -31,6 +34,7 @@ std::optional<ComputeAccount> compute_account(const Evidence& evidence, const Ru
   account.flops_per_step =
       roofline.flops_per_sample * static_cast<double>(summary.samples) / static_cast<double>(summary.steps);
   account.dtype = roofline.dtype;
+  account.limit_dtype = roofline.limit_dtype;
   account.achieved_gflops = roofline.flops_per_sample * summary.training_samples_per_s / kGiga;
   account.limit_gflops = roofline.limit_gflops;
   account.achieved_gb_s = roofline.achieved_gb_s;

@@ -148,6 +148,7 @@ Json to_json(const RunSummary& s) {
   json["compute_dtype"] = s.compute ? Json(compute.dtype) : Json(nullptr);
   json["achieved_gflops"] = counted(compute.achieved_gflops);
   json["limit_gflops"] = or_null(compute.limit_gflops);
+  json["limit_dtype"] = compute.limit_gflops ? Json(compute.limit_dtype) : Json(nullptr);
   json["mfu"] = or_null(compute.mfu);
   json["achieved_gb_s"] = or_null(compute.achieved_gb_s);
   json["limit_gb_s"] = or_null(compute.limit_gb_s);

@@ -98,6 +98,7 @@ std::string compute_text(const RunSummary& summary) {
                                  amount_text(c.achieved_gflops * 1e9, "FLOP/s"), c.dtype);
   if (c.mfu) {
     text += fmt::format(": MFU {} of {}", format_percent(*c.mfu), amount_text(*c.limit_gflops * 1e9, "FLOP/s"));
+    if (c.limit_dtype != c.dtype) text += " in " + c.limit_dtype;
   } else {
     text += "; no MFU: " + c.without_mfu;
   }

@@ -11,6 +11,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "read/json_fields.h"
+#include "trace/gpu_window.h"
 #include "trace/trace_reader.h"
 
 namespace dtrain::analysis {
@@ -149,8 +150,10 @@ void add_file(const std::filesystem::path& path, Operators& result, Device& cpu,
   std::map<std::string, std::vector<Span>> threads;
   std::vector<Span> communication;
   std::string training_thread;
+  GpuWindowCounter window;
   reader.each([&](const RawEvent& event) {
     if (event.ph != "\"X\"") return;
+    window.add(event);
     const std::string_view category = unquoted(event.category);
     const double start = event.ts_us();
     const double end = start + event.dur_us();
@@ -174,7 +177,9 @@ void add_file(const std::filesystem::path& path, Operators& result, Device& cpu,
   for (auto& [thread, spans] : threads) charge(spans, cpu);
   const TraceHead& head = reader.head();
   ranks.insert(head.rank);
-  add_to(result.batches, std::max<std::int64_t>(0, head.batches()));
+  const std::int64_t batches = std::max<std::int64_t>(0, head.batches());
+  add_to(result.batches, batches);
+  window.count(batches, result.gpu_window);
   if (!head.cut.empty()) {
     result.notes.push_back(path.filename().string() + " ends after batch " + std::to_string(head.last_batch) + ": " +
                            head.cut);
@@ -198,6 +203,18 @@ Json device_json(const DeviceOperators& device) {
         {{"class", name_of(row.kind)}, {"calls", row.calls}, {"seconds", row.seconds}, {"share", row.share}});
   }
   return {{"seconds", device.seconds}, {"operators", rows}, {"classes", kinds}};
+}
+
+Json window_json(const GpuWindow& window) {
+  if (window.batches == 0) return nullptr;
+  return {{"batches", window.batches},
+          {"works", window.works},
+          {"busy_s", window.busy_s},
+          {"idle_s", window.idle_s},
+          {"late_launches", window.late_launches},
+          {"launch_gaps_s", window.launch_gaps_s},
+          {"late_launch_s", window.late_launch_s},
+          {"work_before_s", window.work_before_s}};
 }
 
 }  // namespace
@@ -248,6 +265,7 @@ Operators operators_of_run(const std::filesystem::path& run_folder) {
 Json to_json(const Operators& operators) {
   return {{"cpu", device_json(operators.cpu)},
           {"gpu", device_json(operators.gpu)},
+          {"gpu_window", window_json(operators.gpu_window)},
           {"ranks", operators.ranks},
           {"traced_batches", operators.batches},
           {"notes", operators.notes}};

@@ -126,8 +126,9 @@ std::vector<Finding> check_network(const scheduler::ClusterAgents& cluster, cons
 // Returns the ranks that fill this machine: one on each of its slots, or on each core if its slots are GPUs.
 RanksOfHost ranks_to_bench(const std::optional<scheduler::ClusterAgents>& cluster);
 
-// Returns a table for each setting; empty: nothing was measured.
+// Returns a table for each setting, and for each kind of GPU; empty: nothing was measured.
 std::string render_limits(std::span<const profile::RankLimits> limits);
+std::string render_gpu_limits(std::span<const profile::GpuLimits> limits);
 
 // Returns the cost of the default path of float32 matrix products, in percent of the fast path's rate; empty: not
 // known, or there is only one path.

@@ -14,6 +14,7 @@
 #include "dtrain/host/network.h"
 #include "dtrain/rank/environment.h"
 #include "dtrain/scheduler/cluster_agents.h"
+#include "gpu_limits.h"
 
 namespace dtrain::launcher {
 namespace {
@@ -140,6 +141,20 @@ std::vector<profile::RankLimits> limits_to_show(const DoctorRequest& request, co
   return {*measured.limits};
 }
 
+// Returns the limits of the visible kinds of GPUs, as limits_to_show().
+std::vector<profile::GpuLimits> gpu_limits_to_show(bool bench, const std::optional<rank::GpusSeen>& gpus,
+                                                   const rank::Variables& variables, std::vector<Finding>& findings) {
+  if (!gpus || gpus->gpus.empty()) return {};
+  HostGpuLimits found = gpu_limits({}, bench ? Measure::kAnew : Measure::kNever, {}, variables);
+  if (!found.failure.empty() && bench) {
+    findings.push_back(found.limits.empty()
+                           ? problem("limits", "those of the GPUs cannot be measured: " + found.failure,
+                                     "dtrain-calibrate --gpu 0 in a shell says more")
+                           : warning("limits", "of the GPUs: " + found.failure, "runs measure the GPUs again"));
+  }
+  return std::move(found.limits);
+}
+
 }  // namespace
 
 ExitCode doctor(const DoctorRequest& request) {
@@ -153,6 +168,7 @@ ExitCode doctor(const DoctorRequest& request) {
   const config::LauncherType launcher = cluster ? cluster->cluster.launcher.type : config::LauncherType::kLocal;
   std::vector<Finding> of_limits;  // measured first: a check says what they show
   const std::vector<profile::RankLimits> limits = limits_to_show(request, variables, cluster, of_limits);
+  const std::vector<profile::GpuLimits> of_gpus = gpu_limits_to_show(request.bench, gpus, variables, of_limits);
   hosts.front().findings = check_host({.folder = runs,
                                        .needs_mpi = launcher == config::LauncherType::kMpi,
                                        .needs_slurm = launcher == config::LauncherType::kSlurm},
@@ -173,9 +189,11 @@ ExitCode doctor(const DoctorRequest& request) {
     Json json = doctor_json(hosts);
     json["limits"] = Json::array();
     for (const profile::RankLimits& limit : limits) json["limits"].push_back(profile::to_json(limit));
+    json["gpu_limits"] = Json::array();
+    for (const profile::GpuLimits& limit : of_gpus) json["gpu_limits"].push_back(profile::to_json(limit));
     std::printf("%s\n", json.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
   } else {
-    const std::string table = render_limits(limits);
+    const std::string table = render_limits(limits) + render_gpu_limits(of_gpus);
     std::fputs((render(hosts) + (table.empty() ? "" : "\n" + table)).c_str(), stdout);
   }
   return worst(hosts) == Level::kProblem ? ExitCode::kRunFailed : ExitCode::kDone;

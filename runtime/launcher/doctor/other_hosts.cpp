@@ -29,6 +29,7 @@
 #include "dtrain/host/network.h"
 #include "dtrain/launcher/internal_commands.h"
 #include "dtrain/rank/libtorch.h"
+#include "gpu_limits.h"
 #include "machine_limits.h"
 #include "network/link_meter.h"
 #include "network/network_choice.h"
@@ -292,6 +293,34 @@ std::string render_limits(std::span<const profile::RankLimits> all) {
   return text;
 }
 
+std::string render_gpu_limits(std::span<const profile::GpuLimits> all) {
+  std::string text;
+  for (const profile::GpuLimits& limits : all) {
+    text += "the limits of a GPU (" + limits.kind.name +
+            (limits.kind.driver.empty() ? "" : ", driver " + limits.kind.driver) + ")\n";
+    std::string name = "matrix products";
+    for (const char* type : {"float32", "tf32", "bfloat16", "float16"}) {
+      const auto found = limits.gflops.find(type);
+      if (found == limits.gflops.end()) continue;
+      text += limit_row(std::exchange(name, "").c_str(), found->second, "GFLOP/s", type);
+    }
+    if (limits.memory_read_gb_s) text += limit_row("memory", *limits.memory_read_gb_s, "GB/s", "read");
+    if (limits.memory_copy_gb_s) text += limit_row("", *limits.memory_copy_gb_s, "GB/s", "read and written by copies");
+    name = "host's memory";
+    for (const auto& [copy, what] :
+         {std::pair("to_gpu", "to the GPU, page-locked"), std::pair("from_gpu", "from the GPU, page-locked"),
+          std::pair("to_gpu_pageable", "to the GPU, pageable"),
+          std::pair("from_gpu_pageable", "from the GPU, pageable")}) {
+      const auto found = limits.host_copy_gb_s.find(copy);
+      if (found == limits.host_copy_gb_s.end()) continue;
+      text += limit_row(std::exchange(name, "").c_str(), found->second, "GB/s", what);
+    }
+    if (limits.launch_us)
+      text += limit_row("launch", *limits.launch_us, "us", "of an operator that does nearly nothing");
+  }
+  return text;
+}
+
 std::optional<Finding> judge_matmul(bool has_slow_path, std::span<const profile::RankLimits> known) {
   if (!has_slow_path) return std::nullopt;
   std::string text =
@@ -343,6 +372,9 @@ class Answers {
     if (what == probe::kLimits)
       return to_json(
           machine_limits(ranks_of_host(request.at("ranks")), Measure::kIfUnknown, rank::process_variables()));
+    if (what == probe::kGpuLimits)
+      return to_json(gpu_limits(request.at("gpus").get<std::vector<std::string>>(), Measure::kIfUnknown,
+                                request.at("program").get<std::string>(), rank::process_variables()));
     throw Error("unknown request '" + what + "'");
   }
 

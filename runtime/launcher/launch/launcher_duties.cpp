@@ -4,6 +4,7 @@
 
 #include "dtrain/launcher/summary_text.h"
 #include "dtrain/launcher/user_ledger.h"
+#include "gpu_limits.h"
 #include "launch/run_texts.h"
 #include "machine_limits.h"
 #include "plan/launch_plan.h"
@@ -15,6 +16,11 @@ std::optional<profile::RankLimits> known_limits(int threads, int ranks, const ra
   return machine_limits({.threads = threads, .ranks = ranks}, Measure::kNever, variables).limits;
 }
 
+std::vector<profile::GpuLimits> known_gpu_limits(const std::vector<std::string>& gpus,
+                                                 const rank::Variables& variables) {
+  return gpu_limits(gpus, Measure::kNever, {}, variables).limits;
+}
+
 }  // namespace
 }  // namespace dtrain::launcher
 
@@ -24,5 +30,6 @@ extern "C" dtrain::rank::LauncherDuties dtrain_launcher_duties() {
           .summary_text = summary_text,
           .run_of_task = run_of_task,
           .known_limits = known_limits,
+          .known_gpu_limits = known_gpu_limits,
           .unused_rules_warning = unused_rules_warning};
 }

@@ -108,6 +108,8 @@ inline constexpr const char* kClock = "clock";            // -> "wall_ns"
 inline constexpr const char* kExists = "exists";          // "path" -> "exists"
 inline constexpr const char* kChecks = "checks";          // "folder", "needs_mpi", "needs_slurm" -> "findings"
 inline constexpr const char* kLimits = "limits";          // "ranks": RanksOfHost -> MachineLimits, measured if unknown
+inline constexpr const char* kGpuLimits =
+    "gpu_limits";  // "gpus": ids (none: all), "program" -> HostGpuLimits, likewise
 
 }  // namespace probe
 

@@ -4,12 +4,15 @@
 #include <chrono>
 #include <cstdio>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
+#include "dtrain/base/text.h"
 #include "dtrain/host/rank_threads.h"
+#include "gpu_limits.h"
 #include "machine_limits.h"
 #include "network/link_meter.h"
 
@@ -25,6 +28,7 @@ struct HostOfRun {
   std::string name;    // the host's name in the ranks' placement
   std::string remote;  // the host's name for the remote shell; empty: this host
   RanksOfHost ranks;
+  std::vector<std::string> gpus;  // of the ranks, as CUDA_VISIBLE_DEVICES names them; empty: not known
 };
 
 std::optional<int> threads_of_user(const LaunchPlan& plan, rank::Variables variables) {
@@ -49,7 +53,7 @@ std::vector<HostOfRun> hosts_of_run(const PlacedLaunch& plan, const rank::Variab
     auto host =
         std::find_if(hosts.begin(), hosts.end(), [&](const HostOfRun& known) { return known.name == rank.host; });
     if (host == hosts.end()) {
-      HostOfRun new_host{.name = rank.host, .remote = rank.host == plan.host ? "" : rank.host, .ranks = {}};
+      HostOfRun new_host{.name = rank.host, .remote = rank.host == plan.host ? "" : rank.host, .ranks = {}, .gpus = {}};
       new_host.ranks.threads = threads_of(plan, rank, variables);
       new_host.ranks.most_threads = may_try_siblings(plan, variables) ? rank.most_threads : new_host.ranks.threads;
       new_host.ranks.ranks = 0;
@@ -63,6 +67,7 @@ std::vector<HostOfRun> hosts_of_run(const PlacedLaunch& plan, const rank::Variab
     }
     ++host->ranks.ranks;
     if (!rank.cpus.empty()) host->ranks.cpus.push_back(rank.cpus);
+    if (rank.gpu) host->gpus.push_back(rank.gpu->id());
   }
   for (HostOfRun& host : hosts) {
     if (std::cmp_not_equal(host.ranks.cpus.size(), host.ranks.ranks)) host.ranks.cpus.clear();
@@ -70,50 +75,77 @@ std::vector<HostOfRun> hosts_of_run(const PlacedLaunch& plan, const rank::Variab
   return hosts;
 }
 
-// `dtrain host-probe` on another host, which has been asked.
-struct Asked {
-  const HostOfRun* host;
-  ProbeSession session;
+// `dtrain host-probe` on the other hosts of a run. They measure at once, and while this host measures.
+class OtherHosts {
+ public:
+  // Sends each of them its request. A host that cannot be asked has a failure for its answer.
+  OtherHosts(const std::vector<HostOfRun>& hosts, const RemoteCommand& remote,
+             const std::function<Json(const HostOfRun&)>& request_of) {
+    for (const HostOfRun& host : hosts) {
+      if (host.remote.empty()) continue;
+      try {
+        asked_.push_back(
+            {&host, ProbeSession(host.name, remote(host.remote, {executable_path().string(), "host-probe"}))});
+      } catch (const Error& error) {
+        failures_[host.name] = error.what();
+      }
+    }
+    const auto deadline = std::chrono::steady_clock::now() + kHostGreets;
+    std::erase_if(asked_, [&](Asked& ask) {
+      try {
+        ask.session.greet(deadline);
+        ask.session.send(request_of(*ask.host));
+        return false;
+      } catch (const Error& error) {
+        failures_[ask.host->name] = error.what();
+        return true;
+      }
+    });
+  }
+
+  // Waits for the answers. Calls `read` with each, and `fail` for a host without one or whose answer `read` refuses.
+  void hear(const std::function<void(const std::string&, const Json&)>& read,
+            const std::function<void(const std::string&, const std::string&)>& fail) {
+    for (const auto& [host, failure] : failures_) fail(host, failure);
+    const auto deadline = std::chrono::steady_clock::now() + kHostMeasures;
+    for (Asked& ask : asked_) {
+      try {
+        const Json answer = ask.session.receive(deadline);
+        if (answer.contains("error")) throw Error(answer.value("error", ""));
+        read(ask.host->name, answer);
+      } catch (const std::exception& error) {
+        fail(ask.host->name, error.what());
+      }
+    }
+  }
+
+ private:
+  struct Asked {
+    const HostOfRun* host;
+    ProbeSession session;
+  };
+  std::vector<Asked> asked_;
+  std::map<std::string, std::string> failures_;  // by host
 };
 
-std::vector<Asked> ask_others(const std::vector<HostOfRun>& hosts, const RemoteCommand& remote,
-                              std::map<std::string, MachineLimits>& results) {
-  std::vector<Asked> asked;
+// Measures on all hosts at once. `request_of`: for another host; `here`: on this one; `read`: makes the result of an
+// answer. A result has a `failure`.
+template <typename Result>
+std::map<std::string, Result> on_all_hosts(const std::vector<HostOfRun>& hosts, const RemoteCommand& remote,
+                                           bool ask_others, const std::function<Json(const HostOfRun&)>& request_of,
+                                           const std::function<Result(const HostOfRun&)>& here,
+                                           const std::function<Result(const Json&)>& read) {
+  std::map<std::string, Result> results;
+  std::optional<OtherHosts> others;
+  if (ask_others) others.emplace(hosts, remote, request_of);
   for (const HostOfRun& host : hosts) {
-    if (host.remote.empty()) continue;
-    try {
-      asked.push_back(
-          {&host, ProbeSession(host.name, remote(host.remote, {executable_path().string(), "host-probe"}))});
-    } catch (const Error& error) {
-      results[host.name].failure = error.what();
-    }
+    if (host.remote.empty()) results[host.name] = here(host);
   }
-  const auto deadline = std::chrono::steady_clock::now() + kHostGreets;
-  std::erase_if(asked, [&](Asked& ask) {
-    try {
-      ask.session.greet(deadline);
-      ask.session.send({{"do", probe::kLimits}, {"ranks", to_json(ask.host->ranks)}});
-      return false;
-    } catch (const Error& error) {
-      results[ask.host->name].failure = error.what();
-      return true;
-    }
-  });
-  return asked;
-}
-
-void hear(std::vector<Asked>& asked, std::map<std::string, MachineLimits>& results) {
-  const auto deadline = std::chrono::steady_clock::now() + kHostMeasures;
-  for (Asked& ask : asked) {
-    MachineLimits& result = results[ask.host->name];
-    try {
-      const Json answer = ask.session.receive(deadline);
-      if (answer.contains("error")) throw Error(answer.value("error", ""));
-      result = machine_limits_of(answer);
-    } catch (const std::exception& error) {
-      result.failure = error.what();
-    }
+  if (others) {
+    others->hear([&](const std::string& host, const Json& answer) { results[host] = read(answer); },
+                 [&](const std::string& host, const std::string& failure) { results[host].failure = failure; });
   }
+  return results;
 }
 
 std::string measured_text(const std::string& host, bool here, const MachineLimits& result) {
@@ -154,6 +186,33 @@ std::string threads_before_measuring(PlacedLaunch& plan, const rank::Variables& 
                   : "one thread per core";
 }
 
+void warn_of_failure(PlacedLaunch& plan, const std::string& whose, bool known, const std::string& failure) {
+  if (failure.empty()) return;
+  plan.warnings.push_back("the limits of " + whose + (known ? " were measured, but " : " are not known: ") + failure);
+}
+
+// Fills in the limits of the kinds of GPUs on which the ranks are placed.
+void settle_gpu_limits(PlacedLaunch& plan, bool measures, const RemoteCommand& remote, const rank::Variables& variables,
+                       const std::function<void(const std::string&)>& say) {
+  const Measure measure = measures ? Measure::kIfUnknown : Measure::kNever;
+  const auto results = on_all_hosts<HostGpuLimits>(
+      hosts_of_run(plan, variables), remote, measures,
+      [](const HostOfRun& host) {
+        return Json{{"do", probe::kGpuLimits}, {"gpus", host.gpus}, {"program", host.ranks.program.string()}};
+      },
+      [&](const HostOfRun& host) { return gpu_limits(host.gpus, measure, host.ranks.program, variables); },
+      host_gpu_limits_of);
+  for (const auto& [host, result] : results) {
+    if (!result.measured.empty()) {
+      char text[32];
+      std::snprintf(text, sizeof text, " once: %.1f s", result.seconds);
+      say("measured " + join_with_and(result.measured) + " of " + (host == plan.host ? "this machine" : host) + text);
+    }
+    warn_of_failure(plan, "the GPUs of host " + host, !result.limits.empty(), result.failure);
+    if (!result.limits.empty()) plan.gpu_limits[host] = result.limits;
+  }
+}
+
 }  // namespace
 
 void recall_threads(PlacedLaunch& plan, const rank::Variables& variables) {
@@ -169,25 +228,24 @@ void recall_threads(PlacedLaunch& plan, const rank::Variables& variables) {
 void settle_limits(PlacedLaunch& plan, const RemoteCommand& remote, const rank::Variables& variables,
                    const std::function<void(const std::string&)>& say) {
   plan.limits.clear();
+  plan.gpu_limits.clear();
   plan.why_threads = threads_before_measuring(plan, variables);
-  if (plan.on_gpus()) return;
   const bool measures = plan.experiment.profiling.calibration && may_calibrate(variables);
+  if (plan.on_gpus()) return settle_gpu_limits(plan, measures, remote, variables, say);
   const std::vector<HostOfRun> hosts = hosts_of_run(plan, variables);
-  std::map<std::string, MachineLimits> results;
-  std::vector<Asked> asked;
-  if (measures) asked = ask_others(hosts, remote, results);
-  for (const HostOfRun& host : hosts) {
-    if (host.remote.empty())
-      results[host.name] = machine_limits(host.ranks, measures ? Measure::kIfUnknown : Measure::kNever, variables);
-  }
-  hear(asked, results);
+  auto results = on_all_hosts<MachineLimits>(
+      hosts, remote, measures,
+      [](const HostOfRun& host) {
+        return Json{{"do", probe::kLimits}, {"ranks", to_json(host.ranks)}};
+      },
+      [&](const HostOfRun& host) {
+        return machine_limits(host.ranks, measures ? Measure::kIfUnknown : Measure::kNever, variables);
+      },
+      machine_limits_of);
   for (const HostOfRun& host : hosts) {
     const MachineLimits& result = results[host.name];
     if (result.seconds > 0) say(measured_text(host.name, host.remote.empty(), result));
-    if (!result.failure.empty()) {
-      plan.warnings.push_back("the limits of host " + host.name +
-                              (result.limits ? " were measured, but " : " are not known: ") + result.failure);
-    }
+    warn_of_failure(plan, "host " + host.name, result.limits.has_value(), result.failure);
     if (!result.limits) continue;
     if (profile::is_disturbed(*result.limits)) {
       plan.warnings.push_back(

@@ -283,6 +283,9 @@ Json to_json(const PlacedLaunch& placed) {
   if (placed.asked.mock.any()) facts.more["mock"] = to_json(placed.asked.mock);
   if (!placed.network.networks.empty()) facts.more["network"] = to_json(placed.network);
   for (const auto& [host, limits] : placed.limits) facts.more["limits"][host] = profile::to_json(limits);
+  for (const auto& [host, kinds] : placed.gpu_limits) {
+    for (const profile::GpuLimits& kind : kinds) facts.more["gpu_limits"][host].push_back(profile::to_json(kind));
+  }
   return rank::plan_json(facts);
 }
 

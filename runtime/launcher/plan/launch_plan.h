@@ -120,7 +120,8 @@ struct PlacedLaunch : LaunchPlan {
   std::vector<rank::RankPlacement> ranks;             // the same, rank by rank
   NetworkChoice network;                              // between the hosts; no networks: all ranks are on one host
   std::map<std::string, profile::RankLimits> limits;  // of each host that is known; nothing on GPUs
-  std::string why_threads;                            // the reason for the ranks' number of threads
+  std::map<std::string, std::vector<profile::GpuLimits>> gpu_limits;  // of each host's kinds of GPUs, likewise
+  std::string why_threads;                                            // the reason for the ranks' number of threads
 
   int world_size() const { return static_cast<int>(ranks.size()); }
   bool is_on_this_host() const;  // every rank is
@@ -182,9 +183,9 @@ std::vector<rank::RankPlacement> ranks_on(const LaunchPlan& plan, const schedule
 // Sets the threads of the ranks by the remembered limits of this host, and gives the reason. Measures nothing.
 void recall_threads(PlacedLaunch& plan, const rank::Variables& variables);
 
-// Fills in the limits for ranks on cores, remembered or measured, which takes seconds where a machine is not known yet:
-// all hosts measure at once. `say` gets lines for the screen. A host whose limits cannot be had becomes a warning. Sets
-// the threads of ranks whose cores have several CPUs by these limits.
+// Fills in the limits for ranks on cores or on GPUs, remembered or measured, which takes seconds where a machine or a
+// kind of GPU is not known yet: all hosts measure at once. `say` gets lines for the screen. A host whose limits cannot
+// be had becomes a warning. Sets the threads of ranks whose cores have several CPUs by these limits.
 void settle_limits(PlacedLaunch& plan, const RemoteCommand& remote, const rank::Variables& variables,
                    const std::function<void(const std::string&)>& say);
 

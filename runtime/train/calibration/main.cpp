@@ -1,5 +1,6 @@
 // dtrain-calibrate --threads T [--most-threads M] --ranks N [--cpus 0,1:2,3]: measures the limits of this machine for a
 // rank, as a process beside dtrain that may link libtorch. Prints one line of JSON: {"libtorch", "seconds", "limits"}.
+// dtrain-calibrate --gpu I: measures the limits of a visible GPU: {"libtorch", "seconds", "gpu_limits"}.
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,8 +22,10 @@
 #include <torch/version.h>
 #include <CLI/CLI.hpp>
 
+#include "calibration/gpu_workloads.h"
 #include "calibration/rank_processes.h"
 #include "calibration/workloads.h"
+#include "device/training_device.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/limits.h"
@@ -203,6 +206,15 @@ profile::RankLimits measure(Setting setting) {
   return limits;
 }
 
+Json measure_rank(Setting setting) {
+  return {{"limits", profile::to_json(measure(std::move(setting)))}};
+}
+
+Json measure_gpu_number(int gpu) {
+  ::alarm(kDeadline);
+  return {{"gpu_limits", profile::to_json(measure_gpu(train::open_device(gpu)))}};
+}
+
 // Parses the CPUs of each rank: "0,1:2,3" for two ranks. Empty: no CPUs.
 std::vector<std::vector<int>> cpus_of(const std::string& text) {
   std::vector<std::vector<int>> ranks;
@@ -223,6 +235,7 @@ int main(int argc, char** argv) {
   const auto start = Watch::now();
   Setting setting;
   std::string cpus;
+  std::optional<int> gpu;
   CLI::App app(
       "Measures the limits of this machine for a rank of dtrain. dtrain starts it; dtrain doctor --bench shows "
       "the figures.");
@@ -236,15 +249,16 @@ int main(int argc, char** argv) {
             return text.find_first_not_of("0123456789,:") == std::string::npos ? "" : "not like 0,1:2,3";
           },
           "CPUS"));
+  app.add_option("--gpu", gpu, "Measure this GPU instead, by its number among those that CUDA shows")
+      ->check(CLI::Range(0, 4096));
   CLI11_PARSE(app, argc, argv);
   try {
     setting.cpus = cpus_of(cpus);
-    const dtrain::profile::RankLimits limits = measure(setting);
+    const dtrain::Json measured = gpu ? measure_gpu_number(*gpu) : measure_rank(setting);
     const std::chrono::duration<double> seconds = Watch::now() - start;
-    std::printf("%s\n", dtrain::to_line({{"libtorch", TORCH_VERSION},
-                                         {"seconds", seconds.count()},
-                                         {"limits", dtrain::profile::to_json(limits)}})
-                            .c_str());
+    dtrain::Json answer = {{"libtorch", TORCH_VERSION}, {"seconds", seconds.count()}};
+    answer.update(measured);
+    std::printf("%s\n", dtrain::to_line(answer).c_str());
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "dtrain-calibrate: %s\n", dtrain::describe(error).c_str());

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #ifdef __SSE2__
 #include <immintrin.h>
 #endif

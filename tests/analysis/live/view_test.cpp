@@ -126,6 +126,14 @@ TEST_F(LiveViewTest, WhatIsWrittenIsSeenAtTheNextLook) {
   EXPECT_NEAR(*view.mfu, *view.achieved_gflops / 8, 1e-9);
   EXPECT_EQ(to_json(view)["mfu"], *view.mfu);
   EXPECT_THAT(render_live(view, {.width = 160}), Contains(HasSubstr("MFU " + format_percent(*view.mfu))));
+  const std::string on_gpus = R"({"name":"net","world_size":2,"length":{"batches":1000,"batches_per_epoch":100},)"
+                              R"("flops":{"per_sample":2e6,"dtype":"float32","device":"cuda"},)"
+                              R"("limits":{"node":{"gflops":{"float32":4}}},)"
+                              R"("gpu_limits":{"node":[{"gpu":"Card","gflops":{"float32":8,"tf32":16}}]}})";
+  write_file_atomic(folder_.path() / "plan.json", on_gpus);
+  fs::last_write_time(folder_.path() / "plan.json", fs::file_time_type::clock::now() + std::chrono::seconds(6));
+  view = look();
+  EXPECT_NEAR(*view.mfu, *view.achieved_gflops / 32, 1e-9);
 
   folder_.append("metrics.jsonl", R"({"kind":"training","batch":110,"metrics":{"loss":"nan"}})"
                                   "\n");

@@ -190,7 +190,7 @@ std::string rate_text(const std::optional<double>& value, const std::string& uni
 void write_compute_facts(Page& page, const ComputeAccount& account) {
   page.facts({{"FLOPs of a batch", amount_text(account.flops_per_step, "FLOP")},
               {"achieved", amount_text(account.achieved_gflops * 1e9, "FLOP/s")},
-              {"limit (products of matrices, " + account.dtype + ")", rate_text(account.limit_gflops, "FLOP/s")},
+              {"limit (products of matrices, " + account.limit_dtype + ")", rate_text(account.limit_gflops, "FLOP/s")},
               {"MFU", account.mfu ? format_percent(*account.mfu) : "not known"},
               {"moved by operators without FLOPs", rate_text(account.achieved_gb_s, "B/s")},
               {"limit of the memory", rate_text(account.limit_gb_s, "B/s")}});
@@ -241,6 +241,32 @@ void write_operators_table(Page& page, const Roofline& roofline) {
   const double all_s = roofline.seconds();
   for (std::size_t i = 0; i < std::min(kMostRows, roofline.operators.size()); ++i) {
     table.row(limit_row(roofline.operators[i], all_s));
+  }
+  page.table(table);
+}
+
+// The operators of GPUs, whose times the host does not know.
+void write_ideal_table(Page& page, const Roofline& roofline) {
+  Table table(fmt::format("Operators of forward and backward in batch {} on rank {} ({} samples), the longest first",
+                          count_text(roofline.batch), roofline.rank, count_text(roofline.samples)),
+              {{"operator"},
+               {"type"},
+               {"shapes", false, "of its tensors; where it makes no FLOPs, those of its largest call"},
+               {"calls", true},
+               {"ideal", true, "the longer of FLOPs at the GPU's rate and bytes at its memory's rate"},
+               {"share", true, "of the ideal time of all"},
+               {"limited by", false, "which of the two takes longer"}});
+  double all_s = 0;
+  for (const OperatorLimit& operation : roofline.operators) all_s += operation.ideal_s.value_or(0);
+  for (std::size_t i = 0; i < std::min(kMostRows, roofline.operators.size()); ++i) {
+    const OperatorLimit& operation = roofline.operators[i];
+    if (!operation.ideal_s) continue;
+    table.row({operation.name, operation.dtype + (operation.format.empty() ? "" : ", " + operation.format),
+               shapes_text(operation.shapes), Cell::count(operation.calls), Cell::seconds(*operation.ideal_s),
+               Cell::share(all_s > 0 ? *operation.ideal_s / all_s : 0).colored("compute"),
+               operation.by_memory   ? "memory"
+               : operation.flops > 0 ? "computing"
+                                     : "-"});
   }
   page.table(table);
 }
@@ -307,6 +333,13 @@ void write_roofline(Page& page, const Input& input) {
                        roofline.device == "cpu" ? "The rank ended before it wrote them."
                                                 : "GPUs finish operators after the host has gone on.",
                        "A trace has those of GPUs: 'dtrain trace --now RUN' while it runs.");
+  }
+  if (!roofline.is_timed()) {
+    page.paragraph(
+        "GPUs finish operators after the host has gone on, so that only their ideal times are here: what forward and "
+        "backward would take if each operator ran at the GPU's limit. A trace has measured times: 'dtrain trace --now "
+        "RUN' while the run goes on.");
+    return write_ideal_table(page, roofline);
   }
   page.paragraph(
       "An operator that is far from its ideal is slow because of its shapes, its memory format, its type, or its "

@@ -148,8 +148,9 @@ std::string part_color(const std::string& part) {
     }
     return false;
   };
-  if (part == "hardware") return "ideal";
+  if (part == "hardware" || part == "products" || part == "memory_bound") return "ideal";
   if (part == "compute" || part == "slower_kernels") return "compute";
+  if (part == "launch_gaps") return "wait";
   if (any({"load", "host_to_device", "to_device"})) return "data";
   if (any({"wait", "slower", "balance", "skew"})) return "skew";
   if (any({"communication", "exchange", "allreduce"})) return "wait";

@@ -51,7 +51,8 @@ Json to_json(const Stragglers& stragglers);
 
 // The steps from the throughput that the hardware allows to the measured one, with the seconds of each part of the wall
 // time. The parts sum to the wall time exactly; the unexplained rest is the part "unattributed". If the hardware's
-// limits are known, the first two parts are "hardware" and "slower_kernels"; otherwise "compute" replaces both.
+// limits are known, the first two parts are "hardware" and "slower_kernels"; otherwise "compute" replaces both. On GPUs
+// "products" and "memory_bound" replace "hardware", and "launch_gaps" comes after them if traces show such gaps.
 struct WaterfallPart {
   std::string name;         // "hardware", "slower_kernels", "slower_compute", "loading", "host_to_device", …: stable
   std::string description;  // of the part, for users
@@ -68,7 +69,7 @@ struct Waterfall {
   double efficiency = 0;                         // measured over ideal
   std::vector<WaterfallPart> parts;
 
-  // Seconds of a part; 0: no part has this name. part_s("compute") is also valid if two parts replace it: their sum.
+  // Seconds of a part; 0: no part has this name. part_s("compute") is also valid if parts replace it: their sum.
   double part_s(const std::string& name) const;
   // Seconds in which a rank's training thread was ready but had no core; mean over ranks. The parts include this time.
   // Empty: not recorded.

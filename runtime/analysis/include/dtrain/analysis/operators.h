@@ -52,8 +52,21 @@ struct DeviceOperators {
   std::vector<OperatorKindRow> kinds;  // all four
 };
 
+// How the GPUs of traced ranks spent the time from their first to their last work in each trace, summed. Batches of a
+// trace run without a CUDA graph.
+struct GpuWindow {
+  std::int64_t batches = 0;        // of all these ranks; 0: no trace has the work of a GPU
+  std::int64_t works = 0;          // kernels, copies and fills
+  double busy_s = 0, idle_s = 0;   // some work ran; none did
+  std::int64_t late_launches = 0;  // works whose launch ended after the GPU had become idle, by at most 100 us
+  double launch_gaps_s = 0;        // of idle_s: the gaps before these works
+  double late_launch_s = 0;        // from the end of the launch before to the end of theirs, summed
+  double work_before_s = 0;        // what the works before them took, summed
+};
+
 struct Operators {
-  DeviceOperators cpu, gpu;        // no rows if nothing was traced
+  DeviceOperators cpu, gpu;  // no rows if nothing was traced
+  GpuWindow gpu_window;
   std::vector<int> ranks;          // traced ranks, ascending
   std::int64_t batches = 0;        // traced, of all these ranks
   std::vector<std::string> notes;  // traces that were cut or cannot be read
@@ -76,9 +89,9 @@ struct OperatorLimit {
   std::string name, dtype, format;
   std::vector<std::vector<std::int64_t>> shapes;
   std::int64_t calls = 0, flops = 0, bytes = 0;
-  double seconds = 0;
-  // The longer of two times: its FLOPs at the rate of its type, and its bytes at the memory's rate. At most `seconds`:
-  // operators can be faster than memory, because of caches. Empty: the limit is not known.
+  double seconds = 0;  // on GPUs not known
+  // The longer of two times: its FLOPs at the rate of its type, and its bytes at the memory's rate. At most `seconds`,
+  // where these are known: operators can be faster than memory, because of caches. Empty: the limit is not known.
   std::optional<double> ideal_s;
   bool by_memory = false;  // the bytes take longer than the FLOPs
 };
@@ -88,12 +101,16 @@ struct Roofline {
   double flops_per_sample = 0;
   std::string dtype;   // the type of most FLOPs
   std::string device;  // "cpu", "cuda"
-  // The operators of the first rank that has a table of them. Empty on GPUs, where operators have no times here.
+  // The type whose limit counts: "tf32" for float32 on GPUs, where the run allows TF32; otherwise dtype.
+  std::string limit_dtype;
+  // The operators of the first rank that has a table of them. On GPUs they have no times (is_timed()), and are here
+  // only if the GPU's limits are known.
   int rank = -1;
   std::string host;
   std::int64_t batch = 0, samples = 0;
-  std::vector<OperatorLimit> operators;       // sorted by how far they exceed their ideal time
-  std::optional<profile::RankLimits> limits;  // of that rank; empty: its host has none
+  std::vector<OperatorLimit> operators;          // by how far they exceed their ideal time; on GPUs by that time
+  std::optional<profile::RankLimits> limits;     // of that rank; empty: its host has none, or it computes on a GPU
+  std::optional<profile::GpuLimits> gpu_limits;  // of its kind of GPU; empty: they are not known
 
   // Limits of all ranks together; empty if a rank's host has no limit.
   std::optional<double> limit_gflops, limit_gb_s;
@@ -101,7 +118,11 @@ struct Roofline {
   std::optional<double> achieved_gb_s;
   // Seconds of all batches if each operator took its ideal time; mean over ranks. Empty: not known.
   std::optional<double> ideal_s;
+  std::optional<double> ideal_memory_s;         // of that, operators that are limited by memory
+  std::vector<std::string> gpus_without_limit;  // names of the GPUs of ranks without a limit, each once
 
+  // True if the operators have times.
+  bool is_timed() const { return device == "cpu"; }
   // Returns the seconds of the counted batch.
   double seconds() const;
 };

@@ -122,6 +122,7 @@ struct ComputeAccount {
   double flops_per_sample = 0;
   double flops_per_step = 0;                        // forward and backward of a batch of all ranks
   std::string dtype;                                // the type of most FLOPs
+  std::string limit_dtype;                          // the type of the limit: as dtype, or "tf32"
   double achieved_gflops = 0;                       // over the time in steps without validation and checkpoints
   std::optional<double> limit_gflops;               // of matrix products in that type; empty: not known for all ranks
   std::optional<double> mfu;                        // achieved over limit: model FLOPs utilization

@@ -1,11 +1,13 @@
 // The limits of a machine for one rank: the rates of memory and arithmetic units that each rank reaches while all ranks
-// of the host work. dtrain-calibrate measures them (runtime/train/calibration), the launcher writes them into plan.json
-// ("limits"), and the analysis compares steps with them. Plain values; any thread.
+// of the host work; and the limits of a kind of GPU. dtrain-calibrate measures them (runtime/train/calibration), the
+// launcher writes them into plan.json ("limits", "gpu_limits"), and the analysis compares steps with them. Plain
+// values; any thread.
 #pragma once
 
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "dtrain/base/json.h"
 
@@ -53,6 +55,37 @@ std::string to_string(MatmulPath path);  // "default", "fast"
 Json to_json(const RankLimits& limits);
 // A figure that is missing or not a number above zero is absent. Throws nothing.
 RankLimits rank_limits_of(const Json& json);
+
+// A kind of GPU: everything of a card on which its figures depend.
+struct GpuKind {
+  std::string name;                           // "NVIDIA H100 80GB HBM3"
+  std::string driver;                         // its version; empty: not reported
+  std::optional<unsigned> application_clock;  // MHz, as nvidia-smi -ac sets it; empty: not reported
+  std::optional<unsigned> most_clock;         // MHz; empty: not reported
+  bool operator==(const GpuKind&) const = default;
+};
+
+// The limits of a kind of GPU, measured on one of them while it did nothing else. Units as in RankLimits.
+struct GpuLimits {
+  GpuKind kind;
+  // Matrix products: "float32", "tf32" (of float32 where TF32 is allowed), "bfloat16", "float16".
+  std::map<std::string, double> gflops;
+  std::optional<double> memory_read_gb_s;  // bytes that a sum reads
+  std::optional<double> memory_copy_gb_s;  // bytes that a copy in the GPU's memory reads and writes
+  std::optional<double> launch_us;         // an operator that does nearly nothing, of many in a row
+  // Copies between host and GPU: "to_gpu", "from_gpu" (page-locked memory), "to_gpu_pageable", "from_gpu_pageable".
+  std::map<std::string, double> host_copy_gb_s;
+  bool operator==(const GpuLimits&) const = default;
+};
+
+Json to_json(const GpuKind& kind);
+Json to_json(const GpuLimits& limits);
+// As rank_limits_of().
+GpuLimits gpu_limits_of(const Json& json);
+
+// "gpu_limits" of plan.json: those of each host's kinds of GPUs, by the host's name. Empty: the run has none. Throws
+// nothing.
+std::map<std::string, std::vector<GpuLimits>> gpu_limits_of_plan(const Json& plan);
 
 // "limits" of plan.json, by the host's name, which is also the ranks' "host". Empty: the run has none. Throws nothing.
 std::map<std::string, RankLimits> limits_of_plan(const Json& plan);

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "dtrain/profile/rank_limits.h"
 #include "dtrain/rank/environment.h"
@@ -30,6 +31,8 @@ struct LauncherDuties {
   RunFolder (*run_of_task)(const std::string& number);
   // Returns this host's remembered limits for ranks with so many threads; empty: none are remembered.
   std::optional<profile::RankLimits> (*known_limits)(int threads, int ranks, const Variables& variables);
+  // Returns the remembered limits of the kinds of this host's GPUs with these ids (PlacedGpu::id()).
+  std::vector<profile::GpuLimits> (*known_gpu_limits)(const std::vector<std::string>& gpus, const Variables& variables);
   // Returns the warning about parameters of rules that judge only GPUs; empty: all are at their defaults.
   std::string (*unused_rules_warning)(const config::Experiment& experiment);
 };
