@@ -49,7 +49,7 @@ bool are_float_on_gpu(at::TensorList tensors) {
   });
 }
 
-// A scalar of UpdateStep: null if it is undefined.
+// Null if the scalar is undefined.
 const float* scalar_of(const at::Tensor& scalar) {
   return scalar.defined() ? scalar.const_data_ptr<float>() : nullptr;
 }
@@ -70,33 +70,30 @@ const std::string& why_no_device_kernels() {
   return kernels().why;
 }
 
-bool update_adam_on_device(const cuda::AdamArguments& settings, const at::Tensor& values, const at::Tensor& gradients,
-                           at::TensorList states, const UpdateStep& step) {
-  const at::ScalarType narrow = step.shadow.defined() ? step.shadow.scalar_type() : at::kBFloat16;
-  const bool narrow_gradients = gradients.scalar_type() == at::kBFloat16;
-  if (!are_float_on_gpu({values, states[0], states[1]}) || (narrow != at::kBFloat16 && narrow != at::kHalf) ||
-      !(narrow_gradients || gradients.scalar_type() == at::kFloat) || kernels().loaded == nullptr) {
+bool update_adam_on_device(cuda::AdamArguments arguments, const AdamTensors& tensors) {
+  const auto& [values, gradients, states, shadow, number, rate, divisor, found_inf] = tensors;
+  const at::ScalarType copied = shadow.defined() ? shadow.scalar_type() : at::kBFloat16;
+  const bool narrow = gradients.scalar_type() == at::kBFloat16;
+  if (!are_float_on_gpu({values, states[0], states[1]}) || (copied != at::kBFloat16 && copied != at::kHalf) ||
+      !(narrow || gradients.scalar_type() == at::kFloat) || kernels().loaded == nullptr) {
     return false;
   }
   if (values.numel() == 0) return true;
-  cuda::AdamArguments arguments = settings;
   arguments.count = values.numel();
   arguments.values = values.mutable_data_ptr<float>();
-  if (narrow_gradients) {
+  if (narrow) {
     arguments.narrow_gradients = static_cast<const std::uint16_t*>(gradients.const_data_ptr());
   } else {
     arguments.gradients = gradients.const_data_ptr<float>();
   }
   arguments.average = states[0].mutable_data_ptr<float>();
   arguments.square = states[1].mutable_data_ptr<float>();
-  if (step.shadow.defined()) arguments.shadow = static_cast<std::uint16_t*>(step.shadow.mutable_data_ptr());
-  arguments.shadow_is_float16 = narrow == at::kHalf;
-  arguments.number_on_device = scalar_of(step.number);
-  arguments.rate_on_device = scalar_of(step.rate_on_device);
-  arguments.divisor = scalar_of(step.device.divisor);
-  arguments.found_inf = scalar_of(step.device.found_inf);
-  arguments.number = static_cast<float>(step.updates + 1);  // as libtorch counts
-  arguments.rate = step.rate;
+  if (shadow.defined()) arguments.shadow = static_cast<std::uint16_t*>(shadow.mutable_data_ptr());
+  arguments.shadow_is_float16 = copied == at::kHalf;
+  arguments.number_on_device = scalar_of(number);
+  arguments.rate_on_device = scalar_of(rate);
+  arguments.divisor = scalar_of(divisor);
+  arguments.found_inf = scalar_of(found_inf);
   check_launch(kernels().loaded->update_adam(arguments, stream_of(values)), "update_adam");
   return true;
 }

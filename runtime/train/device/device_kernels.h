@@ -12,18 +12,28 @@
 #include <ATen/ATen.h>
 
 #include "device/kernels/adam.h"
-#include "model/optimizer_update.h"
 
 namespace dtrain::train {
 
 // Why the kernels are not used: "built without nvcc"; empty: they are. The process has opened its GPU (open_device()).
 const std::string& why_no_device_kernels();
 
-// Adam's or AdamW's update of a GPU's values, with the settings from beta1 on in `settings`. Other arguments are those
-// of OptimizerUpdate::update(). Returns false if nothing was done: values are not float32 on a GPU, or there are no
-// kernels.
-bool update_adam_on_device(const cuda::AdamArguments& settings, const at::Tensor& values, const at::Tensor& gradients,
-                           at::TensorList states, const UpdateStep& step);
+// The tensors of an update by Adam or AdamW, as OptimizerUpdate::update() gets them. Undefined: the shadow, and the
+// scalars of one float32 each that the device alone knows.
+struct AdamTensors {
+  const at::Tensor& values;
+  const at::Tensor& gradients;
+  at::TensorList states;
+  const at::Tensor& shadow;
+  const at::Tensor& number;
+  const at::Tensor& rate;
+  const at::Tensor& divisor;
+  const at::Tensor& found_inf;
+};
+
+// Updates values of a GPU. `arguments` has the settings, and the number and the rate of the update where they are not
+// on the device. Returns false if nothing was done: values are not float32 on a GPU, or there are no kernels.
+bool update_adam_on_device(cuda::AdamArguments arguments, const AdamTensors& tensors);
 
 // Returns the sum of all squares, one float64. Empty if the tensors, of one dimension and not empty, are not float32 on
 // a GPU, or if there are no kernels.
