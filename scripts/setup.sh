@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Installs what dtrain needs, and nothing twice. Quiet when there is nothing to do.
 #
-#   scripts/setup.sh build   compilers, libraries, libtorch, CUDA's headers, the Fashion-MNIST data (what `make demo` needs)
-#   scripts/setup.sh test    also the Python peers (DDP, torchrun, safetensors), Open MPI, Slurm, sshd and Chromium (what `make test` needs)
+#   scripts/setup.sh build   compilers, libraries, libtorch, CUDA's headers, the Fashion-MNIST data (what `make demo` needs); beside an
+#                            NVIDIA driver also nvcc, unless one is installed
+#   scripts/setup.sh test    also the Python peers (DDP, torchrun, safetensors), Open MPI, Slurm, sshd and Chromium (what `make test` needs),
+#                            and nvcc
 #   scripts/setup.sh test-build   of these what compiling the tests needs;  scripts/setup.sh test-wheels   the rest, as user
 #   scripts/setup.sh test-version   as user: what scripts/torch_versions.sh needs for another PyTorch (DTRAIN_TORCH)
 #   scripts/setup.sh deb     build's, and what makes the Debian package (`make deb`)
