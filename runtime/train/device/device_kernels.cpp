@@ -14,12 +14,12 @@
 namespace dtrain::train {
 namespace {
 
-struct Kernels {
+struct LoadedModule {
   std::unique_ptr<DeviceKernels> loaded;  // null: `why`
   std::string why;
 };
 
-Kernels load_kernels() {
+LoadedModule load_kernels() {
   const OpenedModule opened = try_open_module({.name = "dtrain_cuda_kernels",
                                                .needs = {},
                                                .factory = kDeviceKernelsFactory,
@@ -27,7 +27,7 @@ Kernels load_kernels() {
                                                .remedy_needs = "",
                                                .remedy_module = "build dtrain with nvcc (docs/gpus.md)"});
   if (opened.factory == nullptr) return {nullptr, opened.why + ": " + opened.remedy};
-  Kernels kernels;
+  LoadedModule kernels;
   if (const int theirs =
           reinterpret_cast<DeviceKernelsFactory*>(opened.factory)(kDeviceKernelsAbi, kernels.loaded, kernels.why)) {
     kernels.why = "dtrain's kernels for GPUs are of another build: version " + std::to_string(theirs) +
@@ -38,8 +38,8 @@ Kernels load_kernels() {
   return kernels;
 }
 
-const Kernels& kernels() {
-  static const Kernels& the = *new Kernels(load_kernels());  // the module is never closed
+const LoadedModule& loaded_kernels() {
+  static const LoadedModule& the = *new LoadedModule(load_kernels());  // the module is never closed
   return the;
 }
 
@@ -61,13 +61,37 @@ void* stream_of(const at::Tensor& tensor) {
 void check_launch(int error, const char* kernel) {
   if (error == 0) return;
   throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, error,
-                              std::string("CUDA error: ") + kernel + ": " + kernels().loaded->error_text(error));
+                              std::string("CUDA error: ") + kernel + ": " + loaded_kernels().loaded->error_text(error));
+}
+
+template <class Score>
+cuda::CrossEntropyArguments<Score> arguments_of(const at::Tensor& scores, const at::Tensor& target,
+                                                const at::Tensor& sums, std::int64_t ignored, double smoothing) {
+  cuda::CrossEntropyArguments<Score> arguments;
+  arguments.rows = scores.size(0);
+  arguments.classes = scores.size(1);
+  arguments.scores = static_cast<const Score*>(scores.const_data_ptr());
+  arguments.targets = target.const_data_ptr<std::int64_t>();
+  arguments.ignored = ignored;
+  arguments.smoothing = static_cast<float>(smoothing);
+  arguments.sums = sums.mutable_data_ptr<float>();
+  return arguments;
+}
+
+// Calls `function` with a value of the type in which kernels take the scores.
+template <class Function>
+void with_type_of(const at::Tensor& scores, const Function& function) {
+  if (scores.scalar_type() == at::kBFloat16) {
+    function(std::uint16_t());
+  } else {
+    function(float());
+  }
 }
 
 }  // namespace
 
 const std::string& why_no_device_kernels() {
-  return kernels().why;
+  return loaded_kernels().why;
 }
 
 bool update_adam_on_device(cuda::AdamArguments arguments, const AdamTensors& tensors) {
@@ -75,7 +99,7 @@ bool update_adam_on_device(cuda::AdamArguments arguments, const AdamTensors& ten
   const at::ScalarType copied = shadow.defined() ? shadow.scalar_type() : at::kBFloat16;
   const bool narrow = gradients.scalar_type() == at::kBFloat16;
   if (!are_float_on_gpu({values, states[0], states[1]}) || (copied != at::kBFloat16 && copied != at::kHalf) ||
-      !(narrow || gradients.scalar_type() == at::kFloat) || kernels().loaded == nullptr) {
+      !(narrow || gradients.scalar_type() == at::kFloat) || loaded_kernels().loaded == nullptr) {
     return false;
   }
   if (values.numel() == 0) return true;
@@ -94,12 +118,12 @@ bool update_adam_on_device(cuda::AdamArguments arguments, const AdamTensors& ten
   arguments.rate_on_device = scalar_of(rate);
   arguments.divisor = scalar_of(divisor);
   arguments.found_inf = scalar_of(found_inf);
-  check_launch(kernels().loaded->update_adam(arguments, stream_of(values)), "update_adam");
+  check_launch(loaded_kernels().loaded->update_adam(arguments, stream_of(values)), "update_adam");
   return true;
 }
 
 std::optional<at::Tensor> sum_of_squares_on_device(at::TensorList tensors) {
-  if (tensors.empty() || !are_float_on_gpu(tensors) || kernels().loaded == nullptr) return std::nullopt;
+  if (tensors.empty() || !are_float_on_gpu(tensors) || loaded_kernels().loaded == nullptr) return std::nullopt;
   // Each launch sums as many tensors as its arguments can name.
   std::vector<cuda::SquaresArguments> launches;
   std::vector<int> blocks;
@@ -122,12 +146,40 @@ std::optional<at::Tensor> sum_of_squares_on_device(at::TensorList tensors) {
   auto* place = sums.mutable_data_ptr<double>();
   for (std::size_t i = 0; i < launches.size(); ++i) {
     launches[i].sums = std::exchange(place, place + blocks[i]);
-    check_launch(kernels().loaded->sum_squares(launches[i], blocks[i], stream_of(sums)), "sum_squares");
+    check_launch(loaded_kernels().loaded->sum_squares(launches[i], blocks[i], stream_of(sums)), "sum_squares");
   }
-  check_launch(kernels().loaded->add_sums(
+  check_launch(loaded_kernels().loaded->add_sums(
                    {sums.const_data_ptr<double>(), sums_needed, result.mutable_data_ptr<double>()}, stream_of(sums)),
                "add_sums");
   return result;
+}
+
+std::tuple<at::Tensor, at::Tensor> cross_entropy_on_device(const at::Tensor& scores, const at::Tensor& target,
+                                                           std::int64_t ignored, double smoothing) {
+  const at::Tensor losses = at::empty({scores.size(0)}, scores.options().dtype(at::kFloat));
+  const at::Tensor sums = at::empty({scores.size(0), 2}, losses.options());
+  if (losses.numel() == 0) return {losses, sums};
+  with_type_of(scores, [&]<class Score>(Score) {
+    auto arguments = arguments_of<Score>(scores, target, sums, ignored, smoothing);
+    arguments.losses = losses.mutable_data_ptr<float>();
+    check_launch(loaded_kernels().loaded->cross_entropy(arguments, stream_of(scores)), "cross_entropy");
+  });
+  return {losses, sums};
+}
+
+at::Tensor cross_entropy_gradient_on_device(const at::Tensor& of_losses, const at::Tensor& scores,
+                                            const at::Tensor& target, const at::Tensor& sums, std::int64_t ignored,
+                                            double smoothing) {
+  const at::Tensor gradient = at::empty_like(scores, at::MemoryFormat::Contiguous);
+  if (gradient.numel() == 0) return gradient;
+  with_type_of(scores, [&]<class Score>(Score) {
+    auto arguments = arguments_of<Score>(scores, target, sums, ignored, smoothing);
+    arguments.of_losses = of_losses.const_data_ptr<float>();
+    arguments.gradient = static_cast<Score*>(gradient.mutable_data_ptr());
+    check_launch(loaded_kernels().loaded->cross_entropy_gradient(arguments, stream_of(scores)),
+                 "cross_entropy_gradient");
+  });
+  return gradient;
 }
 
 }  // namespace dtrain::train

@@ -8,6 +8,7 @@
 
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include <ATen/ATen.h>
 
@@ -38,5 +39,15 @@ bool update_adam_on_device(cuda::AdamArguments arguments, const AdamTensors& ten
 // Returns the sum of all squares, one float64. Empty if the tensors, of one dimension and not empty, are not float32 on
 // a GPU, or if there are no kernels.
 std::optional<at::Tensor> sum_of_squares_on_device(at::TensorList tensors);
+
+// Cross entropy of `scores` [rows, classes], float32 or bfloat16, under `target` [rows], int64: both contiguous, on a
+// GPU that has kernels. The first function returns the rows' losses [rows] and the values for their gradients [rows,
+// 2]; the second the gradient of the scores, where `of_losses` [rows] is that of the losses; all float32 but the
+// gradient. A target that is no class makes the loss NaN, for the host does not read it.
+std::tuple<at::Tensor, at::Tensor> cross_entropy_on_device(const at::Tensor& scores, const at::Tensor& target,
+                                                           std::int64_t ignored, double smoothing);
+at::Tensor cross_entropy_gradient_on_device(const at::Tensor& of_losses, const at::Tensor& scores,
+                                            const at::Tensor& target, const at::Tensor& sums, std::int64_t ignored,
+                                            double smoothing);
 
 }  // namespace dtrain::train

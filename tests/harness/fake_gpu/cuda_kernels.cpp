@@ -7,6 +7,7 @@
 #include "cuda_call.h"
 #include "cuda_errors.h"
 #include "device/kernels/adam.h"
+#include "device/kernels/cross_entropy.h"
 #include "device/kernels/squares.h"
 #include "harness/fake_gpu.h"
 #include "harness/host_block.h"
@@ -44,6 +45,17 @@ void for_each_array(cuda::AddArguments& a, int, const Use& use) {
   use(a.result, 1, true);
 }
 
+template <class Score, class Use>
+void for_each_array(cuda::CrossEntropyArguments<Score>& a, int, const Use& use) {
+  const bool backward = a.gradient != nullptr;
+  use(a.scores, a.rows * a.classes, false);
+  use(a.targets, a.rows, false);
+  use(a.losses, a.rows, true);
+  use(a.sums, 2 * a.rows, !backward);
+  use(a.of_losses, a.rows, false);
+  use(a.gradient, a.rows * a.classes, true);
+}
+
 template <class Arguments, class Shared, class Kernel>
 void launch_on_host(const char* name, const Kernel& kernel, int blocks, const void* given, void* stream) {
   Arguments arguments = *static_cast<const Arguments*>(given);
@@ -62,16 +74,23 @@ struct HostKernel {
   void (*launch)(const char* name, int blocks, const void* arguments, void* stream);
 };
 
-#define DTRAIN_HOST_KERNEL(kernel, Shared, Arguments)                                                   \
-  {                                                                                                     \
-    "dtrain_" #kernel, [](const char* name, int blocks, const void* arguments, void* stream) {          \
-      launch_on_host<cuda::Arguments, cuda::Shared>(                                                    \
-          name, [](auto& block, const auto& a) { cuda::kernel(block, a); }, blocks, arguments, stream); \
-    }                                                                                                   \
+#define DTRAIN_HOST_KERNEL(entry, function, Shared, ...)                                                  \
+  {                                                                                                       \
+    "dtrain_" #entry, [](const char* name, int blocks, const void* arguments, void* stream) {             \
+      launch_on_host<cuda::__VA_ARGS__, cuda::Shared>(                                                    \
+          name, [](auto& block, const auto& a) { cuda::function(block, a); }, blocks, arguments, stream); \
+    }                                                                                                     \
   }
-const HostKernel kHostKernels[] = {DTRAIN_HOST_KERNEL(update_adam, AdamFactors, AdamArguments),
-                                   DTRAIN_HOST_KERNEL(sum_squares, ThreadSums, SquaresArguments),
-                                   DTRAIN_HOST_KERNEL(add_sums, ThreadSums, AddArguments)};
+const HostKernel kHostKernels[] = {
+    DTRAIN_HOST_KERNEL(update_adam, update_adam, AdamFactors, AdamArguments),
+    DTRAIN_HOST_KERNEL(sum_squares, sum_squares, ThreadSums, SquaresArguments),
+    DTRAIN_HOST_KERNEL(add_sums, add_sums, ThreadSums, AddArguments),
+    DTRAIN_HOST_KERNEL(cross_entropy_float32, cross_entropy, RowSums, CrossEntropyArguments<float>),
+    DTRAIN_HOST_KERNEL(cross_entropy_bfloat16, cross_entropy, RowSums, CrossEntropyArguments<std::uint16_t>),
+    DTRAIN_HOST_KERNEL(cross_entropy_gradient_float32, cross_entropy_gradient, RowFactors,
+                       CrossEntropyArguments<float>),
+    DTRAIN_HOST_KERNEL(cross_entropy_gradient_bfloat16, cross_entropy_gradient, RowFactors,
+                       CrossEntropyArguments<std::uint16_t>)};
 
 // The machine's mutex must not be held: the launch takes it.
 cudaError_t launch_kernel(const HostKernel& kernel, dim3 blocks, dim3 threads, const void* arguments, void* stream) {

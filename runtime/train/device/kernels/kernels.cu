@@ -1,5 +1,6 @@
 // What nvcc compiles of the kernels: their blocks on a GPU, and the functions that module.cpp finds by name.
 #include "adam.h"
+#include "cross_entropy.h"
 #include "squares.h"
 
 namespace dtrain::train::cuda {
@@ -46,13 +47,17 @@ class DeviceBlock {
 }  // namespace
 }  // namespace dtrain::train::cuda
 
-#define DTRAIN_GLOBAL(name, Shared, Arguments)                                          \
-  extern "C" __global__ void __launch_bounds__(dtrain::train::cuda::kThreads)           \
-      dtrain_##name(const __grid_constant__ dtrain::train::cuda::Arguments arguments) { \
-    __shared__ dtrain::train::cuda::Shared shared;                                      \
-    dtrain::train::cuda::DeviceBlock<dtrain::train::cuda::Shared> block(shared);        \
-    dtrain::train::cuda::name(block, arguments);                                        \
+#define DTRAIN_GLOBAL(name, function, Shared, ...)                                        \
+  extern "C" __global__ void __launch_bounds__(dtrain::train::cuda::kThreads)             \
+      dtrain_##name(const __grid_constant__ dtrain::train::cuda::__VA_ARGS__ arguments) { \
+    __shared__ dtrain::train::cuda::Shared shared;                                        \
+    dtrain::train::cuda::DeviceBlock<dtrain::train::cuda::Shared> block(shared);          \
+    dtrain::train::cuda::function(block, arguments);                                      \
   }
-DTRAIN_GLOBAL(update_adam, AdamFactors, AdamArguments)
-DTRAIN_GLOBAL(sum_squares, ThreadSums, SquaresArguments)
-DTRAIN_GLOBAL(add_sums, ThreadSums, AddArguments)
+DTRAIN_GLOBAL(update_adam, update_adam, AdamFactors, AdamArguments)
+DTRAIN_GLOBAL(sum_squares, sum_squares, ThreadSums, SquaresArguments)
+DTRAIN_GLOBAL(add_sums, add_sums, ThreadSums, AddArguments)
+DTRAIN_GLOBAL(cross_entropy_float32, cross_entropy, RowSums, CrossEntropyArguments<float>)
+DTRAIN_GLOBAL(cross_entropy_bfloat16, cross_entropy, RowSums, CrossEntropyArguments<std::uint16_t>)
+DTRAIN_GLOBAL(cross_entropy_gradient_float32, cross_entropy_gradient, RowFactors, CrossEntropyArguments<float>)
+DTRAIN_GLOBAL(cross_entropy_gradient_bfloat16, cross_entropy_gradient, RowFactors, CrossEntropyArguments<std::uint16_t>)

@@ -76,6 +76,10 @@ class LoadedKernels final : public DeviceKernels {
     get("dtrain_update_adam", update_adam_);
     get("dtrain_sum_squares", sum_squares_);
     get("dtrain_add_sums", add_sums_);
+    get("dtrain_cross_entropy_float32", cross_entropy_float32_);
+    get("dtrain_cross_entropy_bfloat16", cross_entropy_bfloat16_);
+    get("dtrain_cross_entropy_gradient_float32", cross_entropy_gradient_float32_);
+    get("dtrain_cross_entropy_gradient_bfloat16", cross_entropy_gradient_bfloat16_);
     if (error == cudaSuccess) return "";
     static_cast<void>(cuda_.last_error());  // else libtorch would find it
     return cuda_.error_string(error);
@@ -95,9 +99,23 @@ class LoadedKernels final : public DeviceKernels {
   int add_sums(const cuda::AddArguments& arguments, void* stream) const override {
     return launch(add_sums_, 1, arguments, stream);
   }
+  int cross_entropy(const cuda::CrossEntropyArguments<float>& arguments, void* stream) const override {
+    return launch(cross_entropy_float32_, blocks_of_rows(arguments.rows), arguments, stream);
+  }
+  int cross_entropy(const cuda::CrossEntropyArguments<std::uint16_t>& arguments, void* stream) const override {
+    return launch(cross_entropy_bfloat16_, blocks_of_rows(arguments.rows), arguments, stream);
+  }
+  int cross_entropy_gradient(const cuda::CrossEntropyArguments<float>& arguments, void* stream) const override {
+    return launch(cross_entropy_gradient_float32_, blocks_of_rows(arguments.rows), arguments, stream);
+  }
+  int cross_entropy_gradient(const cuda::CrossEntropyArguments<std::uint16_t>& arguments, void* stream) const override {
+    return launch(cross_entropy_gradient_bfloat16_, blocks_of_rows(arguments.rows), arguments, stream);
+  }
   std::string error_text(int code) const override { return cuda_.error_string(static_cast<cudaError_t>(code)); }
 
  private:
+  static int blocks_of_rows(std::int64_t rows) { return static_cast<int>(std::min<std::int64_t>(rows, 1 << 20)); }
+
   template <class Arguments>
   int launch(cudaKernel_t kernel, int blocks, Arguments arguments, void* stream) const {
     void* pointers[] = {&arguments};
@@ -109,7 +127,8 @@ class LoadedKernels final : public DeviceKernels {
 
   CudaRuntime cuda_{};
   int multiprocessors_ = 0;
-  cudaKernel_t update_adam_{}, sum_squares_{}, add_sums_{};
+  cudaKernel_t update_adam_{}, sum_squares_{}, add_sums_{}, cross_entropy_float32_{}, cross_entropy_bfloat16_{},
+      cross_entropy_gradient_float32_{}, cross_entropy_gradient_bfloat16_{};
 };
 
 }  // namespace

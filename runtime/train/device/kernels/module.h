@@ -6,6 +6,7 @@
 #include <string>
 
 #include "device/kernels/adam.h"
+#include "device/kernels/cross_entropy.h"
 #include "device/kernels/squares.h"
 
 namespace dtrain::train {
@@ -18,6 +19,11 @@ class DeviceKernels {
   virtual int update_adam(const cuda::AdamArguments& arguments, void* stream) const = 0;
   virtual int sum_squares(const cuda::SquaresArguments& arguments, int blocks, void* stream) const = 0;
   virtual int add_sums(const cuda::AddArguments& arguments, void* stream) const = 0;
+  virtual int cross_entropy(const cuda::CrossEntropyArguments<float>& arguments, void* stream) const = 0;
+  virtual int cross_entropy(const cuda::CrossEntropyArguments<std::uint16_t>& arguments, void* stream) const = 0;
+  virtual int cross_entropy_gradient(const cuda::CrossEntropyArguments<float>& arguments, void* stream) const = 0;
+  virtual int cross_entropy_gradient(const cuda::CrossEntropyArguments<std::uint16_t>& arguments,
+                                     void* stream) const = 0;
   virtual std::string error_text(int code) const = 0;
 };
 
