@@ -195,14 +195,14 @@ install_headers() {
 # True if an nvcc for CUDA 13 is installed that is not ours; CMake finds it in these places.
 has_nvcc() {
   local nvcc
-  nvcc=$(PATH="$PATH:${CUDA_HOME:-/usr/local/cuda}/bin:/usr/local/cuda/bin" command -v nvcc) && "$nvcc" --version | grep -q 'release 13\.'
+  nvcc=$(PATH="$PATH:${CUDA_HOME:-/usr/local/cuda}/bin:/usr/local/cuda/bin" command -v nvcc) && [[ $("$nvcc" --version) == *"release 13."* ]]
 }
 
 install_cuda_compiler() {
   local stamp="${compiler_wheels[*]}"
   [ "$(cat .deps/cuda-compiler.stamp 2>/dev/null)" = "$stamp" ] && return 0
   ! has_nvcc || return 0
-  say "fetching nvcc (${compiler_wheels[*]}; 102 MB to download, 264 MB on disk)"
+  say "fetching nvcc (${compiler_wheels[*]}; 102 MB to download, 253 MB on disk)"
   rm -rf .deps/cuda-compiler .deps/cuda-compiler.stamp .deps/pip
   /usr/bin/python3 -m venv .deps/pip
   .deps/pip/bin/python "${pip_install[@]}" --no-deps --no-compile --target .deps/cuda-compiler "${compiler_wheels[@]}"
