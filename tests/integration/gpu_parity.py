@@ -43,7 +43,7 @@ PINNED_FOR_ALL = {"copies_to_device": 2, "copies_to_host": 2, "pageable_copies":
 
 def case(model, optimizer, sharded, limit, k=1, dtype="float32", batches=None, epochs=None, count=False, local_sgd=None,
          fusion=None, compression=None, precision=None, **hyperparameters):
-    optimizations = {"aggregation_frequency": k, "operators": "default"}  # the same on both
+    optimizations = {"aggregation_frequency": k, "operators": "default"}  # as on GPUs
     if precision is not None:
         optimizations["mixed_precision"] = precision
     if compression is not None:
