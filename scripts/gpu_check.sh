@@ -25,7 +25,8 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 started=$SECONDS
 
-readonly sections=(machine doctor limits nccl conformance parity shared_card python waiting sanitizer examples profile bench_bf16 bench)
+readonly sections=(machine doctor limits nccl conformance parity shared_card python waiting sanitizer kernels examples profile
+  bench_bf16 bench)
 describe() {
   case $1 in
     machine) echo "GPUs, driver, processors, PyTorch" ;;
@@ -38,6 +39,7 @@ describe() {
     python) echo "weights trained by Python scripts and Trials, against plain PyTorch's" ;;
     waiting) echo "training with operations that wait on the host made errors (DTRAIN_SYNC_DEBUG=error)" ;;
     sanitizer) echo "a short training under compute-sanitizer: memcheck and racecheck" ;;
+    kernels) echo "dtrain's own kernels against libtorch's operators: results, times, share of the memory's rate" ;;
     examples) echo "an example in C++ on 1 and on all GPUs" ;;
     profile) echo "summary, findings and report of the example's run" ;;
     bench_bf16) echo "the time of a step of GPT-2 124M and ResNet-50 in bf16, in C++ and Python, against PyTorch DDP" ;;
@@ -70,7 +72,7 @@ case $slot_type in cuda | cpu) ;; *) fail "--slot-type is cuda or cpu, not '$slo
 
 # --- --pack
 readonly most_mib=64
-readonly programs=(bench_nccl synthetic) test_programs=(test_comm_nccl_device)
+readonly programs=(bench_nccl bench_gpu_kernels synthetic) test_programs=(test_comm_nccl_device)
 
 # The libraries of the system that files need, without the C library (which must be the machine's own) and NVIDIA's.
 system_libraries() {
@@ -279,6 +281,7 @@ section_parity() {
 
 section_shared_card() {
   need_gpus || return $?
+  [ "$slot_type" = cuda ] || { skipped "it needs GPUs"; return $?; }
   script 600 shared_card 1 ${quick:+--quick}
 }
 
@@ -293,6 +296,11 @@ section_python() {
 section_waiting() {
   need_real_gpus || return $?
   script 600 waiting 1
+}
+
+section_kernels() {
+  need_real_gpus || return $?
+  try_ours 120 "$bin/bench_gpu_kernels"
 }
 
 section_sanitizer() {

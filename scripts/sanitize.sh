@@ -11,7 +11,7 @@ tests=(base_test config_test scheduler_test ledger_test data_idx_test data_files
 if [ "$preset" = tsan ]; then
   tests+=(test_comm_narrow test_comm_compression test_added_codec test_comm_fusion test_comm_hierarchical test_comm_nccl)
 else
-  tests+=(host_test analysis_test profile_test)
+  tests+=(host_test analysis_test profile_test test_cuda_kernels)
 fi
 chosen=()
 for i in "${!tests[@]}"; do

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Installs what dtrain needs, and nothing twice. Quiet when there is nothing to do.
 #
-#   scripts/setup.sh build   compilers, libraries, libtorch, CUDA's headers, the Fashion-MNIST data (what `make demo` needs)
-#   scripts/setup.sh test    also the Python peers (DDP, torchrun, safetensors), Open MPI, Slurm, sshd and Chromium (what `make test` needs)
+#   scripts/setup.sh build   compilers, libraries, libtorch, CUDA's headers, the Fashion-MNIST data (what `make demo` needs); beside an
+#                            NVIDIA driver also nvcc, unless one is installed
+#   scripts/setup.sh test    also the Python peers (DDP, torchrun, safetensors), Open MPI, Slurm, sshd and Chromium (what `make test` needs),
+#                            and nvcc
 #   scripts/setup.sh test-build   of these what compiling the tests needs;  scripts/setup.sh test-wheels   the rest, as user
 #   scripts/setup.sh test-version   as user: what scripts/torch_versions.sh needs for another PyTorch (DTRAIN_TORCH)
 #   scripts/setup.sh deb     build's, and what makes the Debian package (`make deb`)
@@ -45,6 +47,9 @@ readonly lightning_wheels=(lightning==2.6.0 lightning-utilities==0.15.3 torchmet
 # Makes the source distribution; pip gets it by itself to build that.
 readonly source_wheels=(scikit-build-core==1.1.2)
 readonly header_wheels=("nvidia-cuda-crt==$crt" "nvidia-cuda-cccl==$cccl")
+# nvcc for dtrain's own kernels, with what it runs and the headers that it includes. Of CUDA 13.0: what it makes runs with each driver for
+# CUDA 13.
+readonly compiler_wheels=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96)
 # It names all of Jupyter as a requirement, which its analyses do not use.
 readonly bare_wheels=(HolisticTraceAnalysis==0.5.0)
 
@@ -187,6 +192,25 @@ install_headers() {
   echo "$stamp" >"$deps/cuda-headers.stamp"
 }
 
+# True if an nvcc for CUDA 13 is installed that is not ours; CMake finds it in these places.
+has_nvcc() {
+  local nvcc
+  nvcc=$(PATH="$PATH:${CUDA_HOME:-/usr/local/cuda}/bin:/usr/local/cuda/bin" command -v nvcc) && [[ $("$nvcc" --version) == *"release 13."* ]]
+}
+
+install_cuda_compiler() {
+  local stamp="${compiler_wheels[*]}"
+  [ "$(cat .deps/cuda-compiler.stamp 2>/dev/null)" = "$stamp" ] && return 0
+  ! has_nvcc || return 0
+  say "fetching nvcc (${compiler_wheels[*]}; 102 MB to download, 253 MB on disk)"
+  rm -rf .deps/cuda-compiler .deps/cuda-compiler.stamp .deps/pip
+  /usr/bin/python3 -m venv .deps/pip
+  .deps/pip/bin/python "${pip_install[@]}" --no-deps --no-compile --target .deps/cuda-compiler "${compiler_wheels[@]}"
+  chmod -R u+x .deps/cuda-compiler/nvidia/cu13/bin .deps/cuda-compiler/nvidia/cu13/nvvm/bin  # older versions of pip forget it
+  rm -rf .deps/pip
+  echo "$stamp" >.deps/cuda-compiler.stamp
+}
+
 install_source_tools() {
   local stamp="${source_wheels[*]}"
   [ "$(cat .deps/scikit-build.stamp 2>/dev/null)" = "$stamp" ] && return 0
@@ -266,6 +290,11 @@ case "$level" in
     install_headers
     ;;
 esac
+# `make demo` on a machine without a GPU does without: it has no use for the kernels.
+if [[ $level == test || $level == test-build || $level == lint || $level == deb || $level == wheel ]] ||
+   [[ $level == build && ( -e /proc/driver/nvidia/version || -e /dev/nvidiactl ) ]]; then
+  install_cuda_compiler
+fi
 case "$level" in
   test | test-wheels | lint) install_peers; install_readers; install_models; install_lightning; install_source_tools ;;
   test-version) install_peers; install_readers; install_models; install_headers; link_libtorch ;;

@@ -12,7 +12,7 @@ import unittest
 from harness import BUILD, SOURCE, Workplace, environment, main
 
 SECTIONS = ["machine", "doctor", "limits", "nccl", "conformance", "parity", "shared_card", "python", "waiting", "sanitizer",
-            "examples", "profile", "bench_bf16", "bench"]
+            "kernels", "examples", "profile", "bench_bf16", "bench"]
 
 
 class GpuCheck(unittest.TestCase):
@@ -40,7 +40,7 @@ class GpuCheck(unittest.TestCase):
 
     def test_what_is_packed_is_all_and_small(self):
         self.assertEqual(self.pack.returncode, 0, self.pack.stdout)
-        for file in ("bin/dtrain", "bin/dtrain-agent", "bin/dtrain-saver", "bin/dtrain-worker", "bin/bench_nccl", "bin/synthetic",
+        for file in ("bin/dtrain", "bin/dtrain-agent", "bin/dtrain-saver", "bin/dtrain-worker", "bin/bench_nccl", "bin/bench_gpu_kernels", "bin/synthetic",
                      "bin/test_comm_nccl_device", "lib/libdtrain_comm_nccl.so", "scripts/gpu_check.sh",
                      "tests/gpu_check/parity.py", "tests/integration/harness.py"):
             self.assertTrue((self.packed / file).is_file(), file)
@@ -63,7 +63,7 @@ class GpuCheck(unittest.TestCase):
         fakes = BUILD.bin.parent / "tests" / "fake_gpus"
         done, text, table = self.check("--fake", str(fakes), "--quick", "--skip", "bench")
         self.assertEqual(done.returncode, 0, done.stdout)
-        skipped = {one: "skipped: it needs real GPUs" for one in ("python", "waiting", "sanitizer")}
+        skipped = {one: "skipped: it needs real GPUs" for one in ("python", "waiting", "sanitizer", "kernels")}
         self.assertEqual(table, {one: skipped.get(one, "ok") for one in SECTIONS if one != "bench"})
         self.assertIn("on 2 GPUs that are not there.", text)
         self.assertIn("the limits of a GPU (Fake GPU)", text)
@@ -80,8 +80,8 @@ class GpuCheck(unittest.TestCase):
         """The sections that need no GPU pass, and the others say why they are skipped."""
         done, text, table = self.check("--slot-type", "cpu", "--quick", "--skip", "doctor,parity,bench_bf16,bench")
         self.assertEqual(done.returncode, 0, done.stdout)
-        skipped = {one: "skipped: it needs GPUs" for one in ("limits", "nccl", "conformance")}
-        skipped |= {one: "skipped: it needs real GPUs" for one in ("python", "waiting", "sanitizer")}
+        skipped = {one: "skipped: it needs GPUs" for one in ("limits", "nccl", "conformance", "shared_card")}
+        skipped |= {one: "skipped: it needs real GPUs" for one in ("python", "waiting", "sanitizer", "kernels")}
         self.assertEqual(table, {one: skipped.get(one, "ok") for one in SECTIONS
                                  if one not in ("doctor", "parity", "bench_bf16", "bench")})
         self.assertRegex(text, r"\nPyTorch 2\.\d+\.")

@@ -75,7 +75,7 @@ class Launches(unittest.TestCase):
     def compare(self, experiment_file, slot_type, sets):
         sets = [*sets, f"searcher.max_length.batches={STEPS}", "hyperparameters.global_batch_size=32",
                 "scheduling_unit=20", "min_validation_period.batches=30", "optimizations.memory_format=contiguous",
-                "optimizations.operators=default"]  # as on GPUs
+                "optimizations.operators=default"]  # the same on both
         for ranks in RANKS:
             with self.subTest(ranks=ranks):
                 self.check_same(self.on_gpus(experiment_file, ranks, slot_type, sets),

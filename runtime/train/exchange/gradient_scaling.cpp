@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "device/device_kernels.h"
 #include "model/precision.h"
 
 namespace dtrain::train {
@@ -188,6 +189,10 @@ at::Tensor DeviceScaling::sums_of_squares(const LossScaler* scaler) {
     }
     if (stretches.empty()) {
       sums.push_back(at::zeros({}, on_device));
+      continue;
+    }
+    if (std::optional<at::Tensor> sum = sum_of_squares_on_device(stretches)) {
+      sums.push_back(std::move(*sum));
       continue;
     }
     std::vector<at::Tensor> norms = at::_foreach_norm(stretches, 2);

@@ -10,6 +10,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
+#include "device/device_kernels.h"
 #include "numerics/parallel.h"
 
 namespace dtrain::train {
@@ -171,13 +172,19 @@ FusedUpdate::FusedUpdate(std::unique_ptr<const FusedKernels> kernels)
     : kernels_(std::move(kernels)), difference_(difference_from_libtorch(*kernels_)) {}
 
 UpdateKernel FusedUpdate::kernel(c10::DeviceType device, at::ScalarType type) const {
-  if (device != c10::DeviceType::CPU || type != at::kFloat) return {};
+  if (type != at::kFloat) return {};
+  if (device == c10::DeviceType::CUDA && kernels_->has_device_kernel()) {
+    const std::string& why = why_no_device_kernels();
+    return {why.empty() ? "dtrain" : "libtorch", why};
+  }
+  if (device != c10::DeviceType::CPU) return {};
   if (difference_) return {"libtorch", "dtrain's kernel gives other bits than libtorch's in " + *difference_};
   return {"dtrain", ""};
 }
 
 void FusedUpdate::update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
                          const UpdateStep& step) const {
+  if (values.is_cuda() && kernels_->on_device(values, gradients, states, step)) return;
   const bool own = !difference_ && values.device().is_cpu() && values.scalar_type() == at::kFloat &&
                    !step.device.divisor.defined() &&  // libtorch's kernel replaces gradients by their quotient
                    (!step.shadow.defined() || step.shadow.scalar_type() == at::kBFloat16);

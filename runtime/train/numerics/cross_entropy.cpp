@@ -7,6 +7,7 @@
 #include <torch/autograd.h>
 #include <torch/library.h>
 
+#include "device/device_kernels.h"
 #include "numerics/kernels.h"
 #include "numerics/own_operators.h"
 #include "numerics/parallel.h"
@@ -60,6 +61,11 @@ std::int64_t counted(const at::Tensor& target, std::int64_t ignored) {
   return std::count_if(values, values + target.numel(), [&](std::int64_t value) { return value != ignored; });
 }
 
+// The same where the host must not wait for the targets.
+at::Tensor counted_on_device(const at::Tensor& target, std::int64_t ignored) {
+  return target.ne(ignored).sum();
+}
+
 // Returns the rows' losses [rows] and the values for their gradients [rows, 2]. `scores` [rows, classes] and `target`
 // [rows] are contiguous.
 std::tuple<at::Tensor, at::Tensor> losses_of(const at::Tensor& scores, const at::Tensor& target, std::int64_t ignored,
@@ -100,6 +106,10 @@ class OnePassCrossEntropy : public torch::autograd::Function<OnePassCrossEntropy
     context->saved_data["ignored"] = ignored;
     context->saved_data["smoothing"] = smoothing;
     if (reduction == at::Reduction::None) return losses;
+    if (losses.is_cuda()) {
+      const at::Tensor total = losses.sum();
+      return reduction == at::Reduction::Mean ? total.div(counted_on_device(target, ignored)) : total;
+    }
     double total = 0;  // in the rows' order, so independent of the threads
     for (std::int64_t r = 0; r < losses.numel(); ++r) total += losses.const_data_ptr<float>()[r];
     if (reduction == at::Reduction::Mean) total /= static_cast<double>(counted(target, ignored));
@@ -120,7 +130,10 @@ class OnePassCrossEntropy : public torch::autograd::Function<OnePassCrossEntropy
       return {torch::autograd::grad({loss}, {scores}, of_loss, /*retain_graph=*/true, create_graph)[0], {}, {}, {}, {}};
     }
     at::Tensor of_rows = of_loss[0].to(at::kFloat);
-    if (reduction == at::Reduction::Mean) of_rows = of_rows / static_cast<double>(counted(target, ignored));
+    if (reduction == at::Reduction::Mean) {
+      of_rows = target.is_cuda() ? of_rows.div(counted_on_device(target, ignored))
+                                 : of_rows / static_cast<double>(counted(target, ignored));
+    }
     of_rows = of_rows.expand({scores.size(0)}).contiguous();
     return {call_operator<decltype(gradient_of)>(kGradient, of_rows, scores, target, sums, ignored, smoothing),
             {},
@@ -132,11 +145,13 @@ class OnePassCrossEntropy : public torch::autograd::Function<OnePassCrossEntropy
 
 // Takes bfloat16 only under autocast, where libtorch's loss is also float32.
 bool is_known(const at::Tensor& scores, const at::Tensor& target, const Optional& weight) {
-  const bool narrow = scores.scalar_type() == at::kBFloat16 && at::autocast::is_autocast_enabled(at::kCPU);
+  const bool narrow =
+      scores.scalar_type() == at::kBFloat16 && at::autocast::is_autocast_enabled(scores.device().type());
+  const bool has_kernel = scores.is_cpu() || (scores.is_cuda() && why_no_device_kernels().empty());
   return is_plain(scores) && is_plain(target) && scores.dim() == 2 && scores.size(1) > 0 &&
-         (scores.scalar_type() == at::kFloat || narrow) && scores.layout() == at::kStrided && target.is_cpu() &&
-         target.scalar_type() == at::kLong && target.dim() == 1 && target.size(0) == scores.size(0) &&
-         !(weight && weight->defined());
+         (scores.scalar_type() == at::kFloat || narrow) && scores.layout() == at::kStrided && has_kernel &&
+         target.device() == scores.device() && target.scalar_type() == at::kLong && target.dim() == 1 &&
+         target.size(0) == scores.size(0) && !(weight && weight->defined());
 }
 
 at::Tensor cross_entropy_loss(const at::Tensor& scores, const at::Tensor& target, const Optional& weight,
@@ -155,7 +170,7 @@ bool is_summed_cross_entropy(const torch::autograd::Node* node) {
   return ours && ours->ctx_.saved_data.at("reduction").toInt() == at::Reduction::Sum;
 }
 
-void add_cross_entropy(torch::Library& own, torch::Library& aten) {
+void add_cross_entropy(torch::Library& own, torch::Library& aten, torch::Library& aten_on_gpus) {
   own.def("cross_entropy(Tensor scores, Tensor target, int ignored, float smoothing) -> (Tensor, Tensor)",
           torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(losses_of)));
   own.def(
@@ -163,7 +178,11 @@ void add_cross_entropy(torch::Library& own, torch::Library& aten) {
       "smoothing) "
       "-> Tensor",
       torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(gradient_of)));
+  own.impl("cross_entropy", torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(cross_entropy_on_device)));
+  own.impl("cross_entropy_backward",
+           torch::dispatch(c10::DispatchKey::CUDA, TORCH_FN(cross_entropy_gradient_on_device)));
   aten.impl("cross_entropy_loss", TORCH_FN(cross_entropy_loss));
+  aten_on_gpus.impl("cross_entropy_loss", TORCH_FN(cross_entropy_loss));
 }
 
 }  // namespace dtrain::train

@@ -1,5 +1,6 @@
-// optimizations.operators: operators of libtorch that dtrain computes itself on CPUs, in fewer passes over memory.
-// Results are libtorch's up to rounding. They replace the operator for all callers.
+// optimizations.operators: operators of libtorch that dtrain computes itself, in fewer passes over memory: all of them
+// on CPUs, cross entropy also on GPUs that have dtrain's kernels (device/device_kernels.h). Results are libtorch's up
+// to rounding. They replace the operator for all callers.
 //
 //   cross_entropy_loss   of float32 scores [rows, classes], under autocast also bfloat16, and classes as targets, with
 //                        no class weights (cross_entropy.cpp). libtorch takes several passes, keeps a copy of the
@@ -38,8 +39,9 @@ namespace dtrain::train {
 // Replaces operators for the rest of the process; later calls do nothing. Main thread, before any use of the operators.
 void use_own_operators();
 
-// Parts of use_own_operators(): each adds dtrain's operators to `own`, and their replacements in libtorch to `aten`.
-void add_cross_entropy(torch::Library& own, torch::Library& aten);
+// Parts of use_own_operators(): each adds dtrain's operators to `own`, and their replacements in libtorch to `aten`,
+// and for tensors on GPUs to `aten_on_gpus`.
+void add_cross_entropy(torch::Library& own, torch::Library& aten, torch::Library& aten_on_gpus);
 void add_gelu(torch::Library& own, torch::Library& aten);
 void add_attention(torch::Library& own, torch::Library& aten);
 void add_convolution(torch::Library& own, torch::Library& aten);

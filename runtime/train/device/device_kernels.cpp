@@ -1,0 +1,185 @@
+#include "device/device_kernels.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include "device/kernels/module.h"
+#include "device/training_device.h"
+#include "dtrain/base/subprocess.h"
+
+namespace dtrain::train {
+namespace {
+
+struct LoadedModule {
+  std::unique_ptr<DeviceKernels> loaded;  // null: `why`
+  std::string why;
+};
+
+LoadedModule load_kernels() {
+  const OpenedModule opened = try_open_module({.name = "dtrain_cuda_kernels",
+                                               .needs = {},
+                                               .factory = kDeviceKernelsFactory,
+                                               .what = "dtrain's kernels for GPUs",
+                                               .remedy_needs = "",
+                                               .remedy_module = "build dtrain with nvcc (docs/gpus.md)"});
+  if (opened.factory == nullptr) return {nullptr, opened.why + ": " + opened.remedy};
+  LoadedModule kernels;
+  if (const int theirs =
+          reinterpret_cast<DeviceKernelsFactory*>(opened.factory)(kDeviceKernelsAbi, kernels.loaded, kernels.why)) {
+    kernels.why = "dtrain's kernels for GPUs are of another build: version " + std::to_string(theirs) +
+                  " of the interface instead of " + std::to_string(kDeviceKernelsAbi);
+  } else if (!kernels.why.empty()) {
+    kernels.why = "this GPU does not run dtrain's kernels: " + kernels.why;
+  }
+  return kernels;
+}
+
+const LoadedModule& loaded_kernels() {
+  static const LoadedModule& the = *new LoadedModule(load_kernels());  // the module is never closed
+  return the;
+}
+
+bool are_float_on_gpu(at::TensorList tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
+    return tensor.is_cuda() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous();
+  });
+}
+
+// Null if the scalar is undefined.
+const float* scalar_of(const at::Tensor& scalar) {
+  return scalar.defined() ? scalar.const_data_ptr<float>() : nullptr;
+}
+
+void* stream_of(const at::Tensor& tensor) {
+  return native_handle(current_stream(tensor.device()));
+}
+
+void check_launch(int error, const char* kernel) {
+  if (error == 0) return;
+  throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, error,
+                              std::string("CUDA error: ") + kernel + ": " + loaded_kernels().loaded->error_text(error));
+}
+
+template <class Score>
+cuda::CrossEntropyArguments<Score> arguments_of(const at::Tensor& scores, const at::Tensor& target,
+                                                const at::Tensor& sums, std::int64_t ignored, double smoothing) {
+  cuda::CrossEntropyArguments<Score> arguments;
+  arguments.rows = scores.size(0);
+  arguments.classes = scores.size(1);
+  arguments.scores = static_cast<const Score*>(scores.const_data_ptr());
+  arguments.targets = target.const_data_ptr<std::int64_t>();
+  arguments.ignored = ignored;
+  arguments.smoothing = static_cast<float>(smoothing);
+  arguments.sums = sums.mutable_data_ptr<float>();
+  return arguments;
+}
+
+// Calls `function` with a value of the type in which kernels take the scores.
+template <class Function>
+void with_type_of(const at::Tensor& scores, const Function& function) {
+  if (scores.scalar_type() == at::kBFloat16) {
+    function(std::uint16_t());
+  } else {
+    function(float());
+  }
+}
+
+}  // namespace
+
+const std::string& why_no_device_kernels() {
+  return loaded_kernels().why;
+}
+
+bool update_adam_on_device(cuda::AdamArguments arguments, const AdamTensors& tensors) {
+  const auto& [values, gradients, states, shadow, number, rate, divisor, found_inf] = tensors;
+  const at::ScalarType copied = shadow.defined() ? shadow.scalar_type() : at::kBFloat16;
+  const bool narrow = gradients.scalar_type() == at::kBFloat16;
+  if (!are_float_on_gpu({values, states[0], states[1]}) || (copied != at::kBFloat16 && copied != at::kHalf) ||
+      !(narrow || gradients.scalar_type() == at::kFloat) || loaded_kernels().loaded == nullptr) {
+    return false;
+  }
+  if (values.numel() == 0) return true;
+  arguments.count = values.numel();
+  arguments.values = values.mutable_data_ptr<float>();
+  if (narrow) {
+    arguments.narrow_gradients = static_cast<const std::uint16_t*>(gradients.const_data_ptr());
+  } else {
+    arguments.gradients = gradients.const_data_ptr<float>();
+  }
+  arguments.average = states[0].mutable_data_ptr<float>();
+  arguments.square = states[1].mutable_data_ptr<float>();
+  if (shadow.defined()) arguments.shadow = static_cast<std::uint16_t*>(shadow.mutable_data_ptr());
+  arguments.shadow_is_float16 = copied == at::kHalf;
+  arguments.number_on_device = scalar_of(number);
+  arguments.rate_on_device = scalar_of(rate);
+  arguments.divisor = scalar_of(divisor);
+  arguments.found_inf = scalar_of(found_inf);
+  check_launch(loaded_kernels().loaded->update_adam(arguments, stream_of(values)), "update_adam");
+  return true;
+}
+
+std::optional<at::Tensor> sum_of_squares_on_device(at::TensorList tensors) {
+  if (tensors.empty() || !are_float_on_gpu(tensors) || loaded_kernels().loaded == nullptr) return std::nullopt;
+  // Each launch sums as many tensors as its arguments can name.
+  std::vector<cuda::SquaresArguments> launches;
+  std::vector<int> blocks;
+  for (std::size_t begin = 0; begin < tensors.size(); begin += cuda::SquaresArguments::kMost) {
+    const auto part =
+        tensors.slice(begin, std::min<std::size_t>(cuda::SquaresArguments::kMost, tensors.size() - begin));
+    cuda::SquaresArguments& arguments = launches.emplace_back();
+    std::int64_t elements = 0;
+    for (const at::Tensor& tensor : part) {
+      arguments.data[arguments.stretches] = tensor.const_data_ptr<float>();
+      arguments.counts[arguments.stretches++] = tensor.numel();
+      elements += tensor.numel();
+    }
+    blocks.push_back(cuda::blocks_of_squares(elements));
+  }
+  std::int64_t sums_needed = 0;
+  for (const int of_launch : blocks) sums_needed += of_launch;
+  const at::Tensor sums = at::empty({sums_needed}, tensors[0].options().dtype(at::kDouble));
+  const at::Tensor result = at::empty({}, sums.options());
+  auto* place = sums.mutable_data_ptr<double>();
+  for (std::size_t i = 0; i < launches.size(); ++i) {
+    launches[i].sums = std::exchange(place, place + blocks[i]);
+    check_launch(loaded_kernels().loaded->sum_squares(launches[i], blocks[i], stream_of(sums)), "sum_squares");
+  }
+  check_launch(loaded_kernels().loaded->add_sums(
+                   {sums.const_data_ptr<double>(), sums_needed, result.mutable_data_ptr<double>()}, stream_of(sums)),
+               "add_sums");
+  return result;
+}
+
+std::tuple<at::Tensor, at::Tensor> cross_entropy_on_device(const at::Tensor& scores, const at::Tensor& target,
+                                                           std::int64_t ignored, double smoothing) {
+  const at::Tensor losses = at::empty({scores.size(0)}, scores.options().dtype(at::kFloat));
+  const at::Tensor sums = at::empty({scores.size(0), 2}, losses.options());
+  if (losses.numel() == 0) return {losses, sums};
+  with_type_of(scores, [&]<class Score>(Score) {
+    auto arguments = arguments_of<Score>(scores, target, sums, ignored, smoothing);
+    arguments.losses = losses.mutable_data_ptr<float>();
+    check_launch(loaded_kernels().loaded->cross_entropy(arguments, stream_of(scores)), "cross_entropy");
+  });
+  return {losses, sums};
+}
+
+at::Tensor cross_entropy_gradient_on_device(const at::Tensor& of_losses, const at::Tensor& scores,
+                                            const at::Tensor& target, const at::Tensor& sums, std::int64_t ignored,
+                                            double smoothing) {
+  const at::Tensor gradient = at::empty_like(scores, at::MemoryFormat::Contiguous);
+  if (gradient.numel() == 0) return gradient;
+  with_type_of(scores, [&]<class Score>(Score) {
+    auto arguments = arguments_of<Score>(scores, target, sums, ignored, smoothing);
+    arguments.of_losses = of_losses.const_data_ptr<float>();
+    arguments.gradient = static_cast<Score*>(gradient.mutable_data_ptr());
+    check_launch(loaded_kernels().loaded->cross_entropy_gradient(arguments, stream_of(scores)),
+                 "cross_entropy_gradient");
+  });
+  return gradient;
+}
+
+}  // namespace dtrain::train

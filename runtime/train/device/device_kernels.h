@@ -1,0 +1,53 @@
+// dtrain's own kernels for GPUs (kernels/kernel.h), as functions of tensors. They are in a module that is opened when a
+// GPU's first tensor asks for them. Where it is missing, or where a tensor is not as a kernel wants it, the functions
+// say so, and the caller uses libtorch's operators.
+//
+// Kernels run on the current stream of the tensors' device, which must be the current device; nothing waits. An error
+// of CUDA is a c10::AcceleratorError. Training thread.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include <ATen/ATen.h>
+
+#include "device/kernels/adam.h"
+
+namespace dtrain::train {
+
+// Why the kernels are not used: "built without nvcc"; empty: they are. The process has opened its GPU (open_device()).
+const std::string& why_no_device_kernels();
+
+// The tensors of an update by Adam or AdamW, as OptimizerUpdate::update() gets them. Undefined: the shadow, and the
+// scalars of one float32 each that the device alone knows.
+struct AdamTensors {
+  const at::Tensor& values;
+  const at::Tensor& gradients;
+  at::TensorList states;
+  const at::Tensor& shadow;
+  const at::Tensor& number;
+  const at::Tensor& rate;
+  const at::Tensor& divisor;
+  const at::Tensor& found_inf;
+};
+
+// Updates values of a GPU. `arguments` has the settings, and the number and the rate of the update where they are not
+// on the device. Returns false if nothing was done: values are not float32 on a GPU, or there are no kernels.
+bool update_adam_on_device(cuda::AdamArguments arguments, const AdamTensors& tensors);
+
+// Returns the sum of all squares, one float64. Empty if the tensors, of one dimension and not empty, are not float32 on
+// a GPU, or if there are no kernels.
+std::optional<at::Tensor> sum_of_squares_on_device(at::TensorList tensors);
+
+// Cross entropy of `scores` [rows, classes], float32 or bfloat16, under `target` [rows], int64: both contiguous, on a
+// GPU that has kernels. The first function returns the rows' losses [rows] and the values for their gradients [rows,
+// 2]; the second the gradient of the scores, where `of_losses` [rows] is that of the losses; all float32 but the
+// gradient. A target that is no class makes the loss NaN, for the host does not read it.
+std::tuple<at::Tensor, at::Tensor> cross_entropy_on_device(const at::Tensor& scores, const at::Tensor& target,
+                                                           std::int64_t ignored, double smoothing);
+at::Tensor cross_entropy_gradient_on_device(const at::Tensor& of_losses, const at::Tensor& scores,
+                                            const at::Tensor& target, const at::Tensor& sums, std::int64_t ignored,
+                                            double smoothing);
+
+}  // namespace dtrain::train

@@ -1,0 +1,145 @@
+// dtrain's own kernels for GPUs (docs/gpus.md) against libtorch's operators: results, times, and the share of the rate
+// at which the GPU copies memory.
+//
+//   bench_gpu_kernels [DIVISOR]
+//
+// GPT-2's sizes: 124 million parameters, 8 x 1,024 rows of 50,257 scores in bfloat16; divided by DIVISOR. Exit codes: 0
+// all results are near libtorch's, 1 one is not, or there are no kernels.
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <string>
+
+#include <ATen/CompositeImplicitAutogradFunctions.h>
+#include <c10/core/Event.h>
+#include <torch/torch.h>
+
+#include "device/device_kernels.h"
+#include "device/training_device.h"
+#include "dtrain/config/optimizers.h"
+#include "model/optimizer_update.h"
+#include "model/precision.h"
+#include "numerics/own_operators.h"
+
+namespace {
+
+using namespace dtrain;
+
+constexpr int kRuns = 20;
+
+// Returns the mean time of a call in seconds, by events of the GPU.
+double seconds_of(c10::Device gpu, const std::function<void()>& call) {
+  for (int i = 0; i < 3; ++i) call();
+  c10::Event begin(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT), end(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
+  begin.record(train::current_stream(gpu));
+  for (int i = 0; i < kRuns; ++i) call();
+  end.record(train::current_stream(gpu));
+  end.synchronize();
+  return begin.elapsedTime(end) / 1000 / kRuns;
+}
+
+double difference(const at::Tensor& ours, const at::Tensor& libtorchs) {
+  const at::Tensor a = ours.to(at::kDouble), b = libtorchs.to(at::kDouble);
+  return ((a - b).norm() / b.norm()).item<double>();
+}
+
+class Bench {
+ public:
+  explicit Bench(c10::Device gpu) : gpu_(gpu) {}
+  bool all_near() const { return all_near_; }
+
+  void measure_copies(std::int64_t elements) {
+    const at::Tensor from = at::zeros({elements}, gpu_), to = at::empty_like(from);
+    rate_ = 8.0 * static_cast<double>(elements) / seconds_of(gpu_, [&] { to.copy_(from); });
+    std::printf("copies: %.0f GB/s\n", rate_ / 1e9);
+  }
+  // `bytes`: what the kernel has to read and write.
+  void compare(const std::string& name, double bytes, double difference, double limit,
+               const std::function<void()>& ours, const std::function<void()>& libtorchs) {
+    const double own = seconds_of(gpu_, ours), peer = seconds_of(gpu_, libtorchs);
+    const bool near = difference <= limit;
+    std::printf("%-14s %8.3f ms, %3.0f%% of the copies' rate; libtorch %8.3f ms (%.2fx); differs by %.1e%s\n",
+                name.c_str(), own * 1e3, 100 * bytes / rate_ / own, peer * 1e3, peer / own, difference,
+                near ? "" : ": too much");
+    all_near_ = all_near_ && near;
+  }
+
+ private:
+  const c10::Device gpu_;
+  double rate_ = 1;
+  bool all_near_ = true;
+};
+
+void measure_update(Bench& bench, c10::Device gpu, std::int64_t parameters) {
+  const at::NoGradGuard no_grad;
+  const auto update = AdamW{}.make_update();
+  const AdamW settings;
+  const at::Tensor values = at::randn({parameters}, gpu), gradients = at::randn({parameters}, gpu);
+  const at::Tensor first = at::zeros_like(values), second = at::zeros_like(values);
+  const at::Tensor shadow = values.to(at::kBFloat16), divisor = at::full({}, 2.0, gpu), number = at::ones({}, gpu);
+  const at::Tensor their_values = values.clone(), their_gradients = gradients.clone(), their_shadow = shadow.clone();
+  const at::Tensor their_first = first.clone(), their_second = second.clone();
+  train::UpdateStep step{.rate = settings.lr};
+  step.device.divisor = divisor;
+  step.shadow = shadow;
+  step.number = number;
+  const auto ours = [&] { update->update(values, gradients, {first, second}, step); };
+  const auto libtorchs = [&] {
+    at::_fused_adamw_(their_values, their_gradients, their_first, their_second, {}, number, settings.lr, settings.beta1,
+                      settings.beta2, settings.weight_decay, settings.eps, false, false, divisor);
+    their_shadow.copy_(their_values);
+  };
+  ours();
+  libtorchs();
+  const double differs = std::max(difference(values, their_values), difference(shadow, their_shadow));
+  bench.compare("update_adam", 30.0 * static_cast<double>(parameters), differs, 1e-4, ours, libtorchs);
+}
+
+void measure_norm(Bench& bench, c10::Device gpu, std::int64_t parameters) {
+  const at::Tensor gradients = at::randn({parameters}, gpu);
+  const at::Tensor own = train::sum_of_squares_on_device(gradients).value();
+  bench.compare(
+      "sum_squares", 4.0 * static_cast<double>(parameters), difference(own, gradients.to(at::kDouble).square().sum()),
+      1e-6, [&] { static_cast<void>(train::sum_of_squares_on_device(gradients)); },
+      [&] { static_cast<void>(at::_foreach_norm(gradients, 2)); });
+}
+
+void measure_cross_entropy(Bench& bench, c10::Device gpu, std::int64_t rows) {
+  constexpr std::int64_t kClasses = 50'257;
+  const train::Autocast autocast(at::kBFloat16, gpu);
+  const at::Tensor target = at::randint(kClasses, {rows}, at::TensorOptions(gpu).dtype(at::kLong));
+  const at::Tensor scores = at::randn({rows, kClasses}, gpu).to(at::kBFloat16).requires_grad_();
+  const auto gradient = [&](const at::Tensor& loss) { return torch::autograd::grad({loss}, {scores})[0]; };
+  const auto ours = [&] { return gradient(at::cross_entropy_loss(scores, target)); };
+  const auto libtorchs = [&] { return gradient(at::compositeimplicitautograd::cross_entropy_loss(scores, target)); };
+  const double differs = difference(ours(), libtorchs());
+  bench.compare(
+      "cross_entropy", 6.0 * static_cast<double>(rows * kClasses), differs, 1e-2, [&] { ours(); },
+      [&] { libtorchs(); });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const std::int64_t divisor = argc > 1 ? std::max(1L, std::atol(argv[1])) : 1;
+    const c10::Device gpu = train::open_device(0);
+    if (const std::string& why = train::why_no_device_kernels(); !why.empty()) {
+      std::printf("there are no kernels: %s\n", why.c_str());
+      return 1;
+    }
+    train::use_own_operators();
+    at::manual_seed(1);
+    const std::int64_t parameters = 124'000'000 / divisor;
+    Bench bench(gpu);
+    bench.measure_copies(parameters);
+    measure_update(bench, gpu, parameters);
+    measure_norm(bench, gpu, parameters);
+    measure_cross_entropy(bench, gpu, std::max<std::int64_t>(1, 8 * 1024 / divisor));
+    return bench.all_near() ? 0 : 1;
+  } catch (const std::exception& error) {
+    std::printf("bench_gpu_kernels: %s\n", error.what());
+    return 1;
+  }
+}
