@@ -23,7 +23,7 @@ Factor rate_of(const UpdateStep& step) {
   return step.rate_on_device.defined() ? Factor(step.rate_on_device) : Factor(step.rate);
 }
 
-Factor number_of(const UpdateStep& step) {
+Factor update_number(const UpdateStep& step) {
   return step.number.defined() ? Factor(step.number) : Factor(static_cast<double>(step.updates) + 1);
 }
 
@@ -60,7 +60,7 @@ void TensorUpdate::update(const at::Tensor& values, const at::Tensor& gradients,
   const std::int64_t count = values.numel();
   const std::int64_t cached = values.device().is_cpu() ? kBlock * at::get_num_threads() : kBlockOnDevice;
   const std::int64_t block = of_ == Of::kWholeParameters ? std::max<std::int64_t>(count, 1) : cached;
-  const Factor rate = rate_of(step), number = number_of(step);
+  const Factor rate = rate_of(step), number = update_number(step);
   const at::Tensor stopped = stopped_by(step);
   for (std::int64_t begin = 0; begin < count; begin += block) {
     const auto part = [&](const at::Tensor& of) { return of.narrow(0, begin, std::min(block, count - begin)); };
@@ -90,7 +90,7 @@ at::Tensor TensorUpdate::direction(const at::Tensor& values, const at::Tensor& g
   }
   const at::Tensor own = prepared(gradients, values, step);
   at::Tensor result =
-      rule_->as_norm_rule()->direction({values, own, states, rate_of(step), number_of(step), /*form=*/{}});
+      rule_->as_norm_rule()->direction({values, own, states, rate_of(step), update_number(step), /*form=*/{}});
   for (std::size_t s = 0; s < old.size(); ++s) copy_where(stopped, states[s], old[s]);
   return result;
 }
