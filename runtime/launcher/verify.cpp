@@ -88,8 +88,8 @@ std::vector<std::string> short_launch(const rank::RunFolder& run, const analysis
   make_short(command, steps);
   if (const std::string strategy = decided_strategy(profile); !strategy.empty()) {
     set("optimizations.sharded_optimizer=" + strategy);
-    // Over several hosts a sharded optimizer excludes auto-tuned fusion, which `auto` tuned for replicated updates.
-    if (strategy == "true" && profile.monitors.size() > 1) set("optimizations.auto_tune_tensor_fusion=false");
+    // Over several hosts and on GPUs, sharded updates exclude the tuner, which `auto` has used for replicated updates.
+    if (strategy == "true") set("optimizations.auto_tune_tensor_fusion=false");
   }
   const fs::path own = text_at(plan, "cluster_file");
   std::error_code code;

@@ -144,7 +144,7 @@ namespace {
 struct Seen {
   std::vector<std::string> ids;
   bool is_order_known = true;
-  bool may_share = false;
+  std::string shares_as;
   std::string why_none;
   bool any_unusable = false;
   pid_t pid = 0;
@@ -155,7 +155,7 @@ std::vector<Seen> exchange(comm::ControlPlane& control, const GpuView& view) {
   for (const host::VisibleGpu& gpu : view.gpus) ids.push_back(gpu.id);
   const Json mine = {{"ids", ids},
                      {"order", view.is_order_known},
-                     {"may_share", view.may_share},
+                     {"shares_as", view.shares_as},
                      {"why_none", view.why_none},
                      {"unusable", view.any_unusable},
                      {"pid", ::getpid()}};
@@ -163,8 +163,8 @@ std::vector<Seen> exchange(comm::ControlPlane& control, const GpuView& view) {
   for (const std::string& text : control.gather("run.gpus", to_line(mine))) {
     const Json json = Json::parse(text);
     ranks.push_back({json["ids"].get<std::vector<std::string>>(), json["order"].get<bool>(),
-                     json["may_share"].get<bool>(), json["why_none"].get<std::string>(), json["unusable"].get<bool>(),
-                     json["pid"].get<pid_t>()});
+                     json["shares_as"].get<std::string>(), json["why_none"].get<std::string>(),
+                     json["unusable"].get<bool>(), json["pid"].get<pid_t>()});
   }
   return ranks;
 }
@@ -185,9 +185,25 @@ std::vector<Host> hosts_in_order(const RankHosts& hosts, int ranks) {
   return result;
 }
 
+constexpr const char* kAllowed = "NCCL_MULTI_RANK_GPU_ENABLE";
+
+// Returns what a rank's variables say of sharing its GPU; empty: it must not. NCCL refuses ranks of one host on one
+// GPU, unless each says by NCCL_HOSTID that it is on a host of its own, or NCCL, from 2.30 on, is allowed to take them.
+std::string shares_as(const Variables& variables) {
+  const auto allowed = variables.find(kAllowed);
+  if (allowed != variables.end() && allowed->second == "1") return kAllowed;
+  const auto own_host = variables.find("NCCL_HOSTID");
+  return own_host == variables.end() ? "" : "host " + own_host->second;
+}
+
+bool may_share(const std::string& one, const std::string& other) {
+  if (one.empty() || other.empty()) return false;
+  return one == other ? one == kAllowed : one != kAllowed && other != kAllowed;
+}
+
 // Sets the index of each of the host's ranks. Returns the error; empty: each rank has a GPU of its own.
 std::string give_out(const Host& host, const std::vector<Seen>& seen, std::vector<int>& index) {
-  std::map<std::string, int> owners;
+  std::map<std::string, std::vector<int>> owners;
   for (std::size_t local = 0; local < host.ranks.size(); ++local) {
     const int rank = host.ranks[local];
     const Seen& its = seen[static_cast<std::size_t>(rank)];
@@ -201,9 +217,15 @@ std::string give_out(const Host& host, const std::vector<Seen>& seen, std::vecto
     const std::size_t place = its.ids.size() < host.ranks.size() ? 0 : local;
     index[static_cast<std::size_t>(rank)] = static_cast<int>(place);
     if (!its.is_order_known) continue;
-    const auto [owner, is_new] = owners.try_emplace(its.ids[place], rank);
-    if (is_new || (its.may_share && seen[static_cast<std::size_t>(owner->second)].may_share)) continue;
-    const std::string pair = "ranks " + std::to_string(owner->second) + " and " + std::to_string(rank);
+    std::vector<int>& earlier = owners[its.ids[place]];
+    const auto other = std::find_if_not(earlier.begin(), earlier.end(), [&](int owner) {
+      return may_share(its.shares_as, seen[static_cast<std::size_t>(owner)].shares_as);
+    });
+    if (other == earlier.end()) {
+      earlier.push_back(rank);
+      continue;
+    }
+    const std::string pair = "ranks " + std::to_string(*other) + " and " + std::to_string(rank);
     return its.ids.size() == 1 ? "host " + host.name + ": " + count_of(host.ranks.size(), "rank") + ", but " + pair +
                                      " see one GPU, the same (" + its.ids[place] + ")"
                                : "host " + host.name + ": " + pair + " would use the same GPU (" + its.ids[place] +
@@ -249,17 +271,6 @@ void name_gpus(comm::ControlPlane& control, const GpuView& view, const std::stri
 
 }  // namespace
 
-namespace {
-
-// NCCL refuses ranks of one host on one GPU, unless each says that it is on a host of its own, or NCCL (from 2.30 on)
-// is allowed to take them.
-bool may_share_gpus(const Variables& variables) {
-  const auto allowed = variables.find("NCCL_MULTI_RANK_GPU_ENABLE");
-  return variables.contains("NCCL_HOSTID") || (allowed != variables.end() && allowed->second == "1");
-}
-
-}  // namespace
-
 GpuView look_at_visible_gpus(config::SlotType wanted, const Variables& variables) {
   const auto seen = look_at_gpus(kGpuPatienceOfRuns);
   if (!seen) {
@@ -269,7 +280,7 @@ GpuView look_at_visible_gpus(config::SlotType wanted, const Variables& variables
   const auto value = variable == variables.end() ? std::nullopt : std::optional(variable->second);
   GpuView view{.gpus = host::visible_gpus(seen->gpus, value),
                .is_order_known = !host::is_order_unknown(seen->gpus, variables),
-               .may_share = may_share_gpus(variables)};
+               .shares_as = shares_as(variables)};
   if (!view.gpus.empty()) {
     if (wanted == config::SlotType::kAuto) view.why_none = why_no_cuda("/proc/self/exe", "");
     view.any_unusable = !view.why_none.empty();
@@ -282,6 +293,23 @@ GpuView look_at_visible_gpus(config::SlotType wanted, const Variables& variables
     view.why_none = seen->warnings.empty() ? "NVIDIA's driver (NVML) reports none" : join(seen->warnings, "; ");
   }
   return view;
+}
+
+void check_one_model(const config::Experiment& experiment, const RankGpus& gpus) {
+  const auto is_power_sgd = [](const comm::Compression& compression) {
+    return std::holds_alternative<comm::PowerSgd>(compression);
+  };
+  const config::Optimizations& o = experiment.optimizations;
+  if (!is_power_sgd(o.gradient_compression) && !(o.local_sgd && is_power_sgd(o.local_sgd->compression))) return;
+  const std::optional<PlacedGpu>* first = nullptr;
+  for (const auto& gpu : gpus.ranks) {
+    if (!gpu) continue;
+    if (!first) first = &gpu;
+    if (gpu->name == (*first)->name) continue;
+    throw AgreedError("PowerSGD needs GPUs of one model, and the ranks have " + (*first)->name + " and " + gpu->name +
+                          ": their products may round differently, so the ranks' weights would drift apart",
+                      "use another kind of compression, or GPUs of one model");
+  }
 }
 
 RankGpus choose_gpus(comm::ControlPlane& control, const RankHosts& hosts, config::SlotType wanted, const GpuView& view,

@@ -60,11 +60,10 @@ comm::Backend backend_for(const std::optional<comm::Backend>& wanted, const Rank
 // The GPUs that one rank sees. Plain value.
 struct GpuView {
   std::vector<host::VisibleGpu> gpus;  // in CUDA's order
-  bool is_order_known = true;
-  bool may_share = false;  // NCCL was asked, by a variable, to let ranks share a GPU          // false: CUDA may number
-                           // them in another order
-  std::string why_none;    // if there are none
-  bool any_unusable = false;  // there are some, but slot_type: auto leaves them out, and why_none says why
+  bool is_order_known = true;          // false: CUDA may number them in another order
+  std::string shares_as;               // see shares_as() in compare_ranks.cpp
+  std::string why_none;                // if there are none
+  bool any_unusable = false;           // there are some, but slot_type: auto leaves them out, and why_none says why
 };
 
 // auto leaves out GPUs that the program's libtorch cannot use. Waits for the driver, with a deadline. Called where no
@@ -86,5 +85,9 @@ struct RankGpus {
 // processes have for themselves.
 RankGpus choose_gpus(comm::ControlPlane& control, const RankHosts& hosts, config::SlotType wanted, const GpuView& view,
                      bool look_for_others);
+
+// AgreedError if the run compresses by PowerSGD and its GPUs are of several models: each rank computes the result from
+// the same sums, and only equal GPUs are sure to give the same bits.
+void check_one_model(const config::Experiment& experiment, const RankGpus& gpus);
 
 }  // namespace dtrain::rank

@@ -272,6 +272,7 @@ void RankSession::compare_ranks() {
     throw AgreedError(experiment().file.string() + ": communication.security: " + config::not_with_tls("NCCL"),
                       kUseProof);
   }
+  check_one_model(experiment(), *gpus_);
   if (refusals.empty()) return;
   throw AgreedError(experiment().file.string() + ": " + refusals.front().key + ": " + refusals.front().why,
                     on_gpus ? "resources.slot_type is auto, and every host has GPUs for its ranks"

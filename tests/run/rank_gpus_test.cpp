@@ -115,12 +115,32 @@ TEST(ChooseGpus, ARankThatSeesOneTakesThatOne) {
 }
 
 TEST(ChooseGpus, RanksShareOneIfAllOfThemWereToldTo) {
-  const rank::GpuView one = view_of({"GPU-a"});
-  rank::GpuView shared = one;
-  shared.may_share = true;
-  EXPECT_EQ(outcome(SlotType::kCuda, {{"x", shared}, {"x", shared}, {"x", shared}}), "0");
-  EXPECT_THAT(outcome(SlotType::kCuda, {{"x", shared}, {"x", one}}), HasSubstr("ranks 0 and 1 see one GPU, the same"));
-  EXPECT_THAT(outcome(SlotType::kCuda, {{"x", one}, {"x", shared}}), HasSubstr("ranks 0 and 1 see one GPU, the same"));
+  const auto view = [](const std::string& shares_as) {
+    rank::GpuView one = view_of({"GPU-a"});
+    one.shares_as = shares_as;
+    return RankHere{"x", one};
+  };
+  const auto refused = HasSubstr("see one GPU, the same");
+  EXPECT_EQ(outcome(SlotType::kCuda, {view("host 0"), view("host 1"), view("host 2")}), "0");
+  EXPECT_THAT(outcome(SlotType::kCuda, {view("host 0"), view("host 1"), view("host 1")}), refused);
+  EXPECT_THAT(outcome(SlotType::kCuda, {view("host 0"), view("")}), refused);
+  EXPECT_THAT(outcome(SlotType::kCuda, {view(""), view("host 1")}), refused);
+  const std::string allowed = "NCCL_MULTI_RANK_GPU_ENABLE";
+  EXPECT_EQ(outcome(SlotType::kCuda, {view(allowed), view(allowed)}), "0");
+  EXPECT_THAT(outcome(SlotType::kCuda, {view(allowed), view("host 1")}), refused);
+}
+
+TEST(ChooseGpus, PowerSgdNeedsOneModel) {
+  config::Experiment experiment;
+  rank::RankGpus gpus;
+  gpus.on_gpus = true;
+  for (const char* name : {"A", "A", "B"}) gpus.ranks.push_back(rank::PlacedGpu{0, "GPU-a", name});
+  gpus.ranks.push_back(std::nullopt);
+  EXPECT_NO_THROW(rank::check_one_model(experiment, gpus));
+  experiment.optimizations.gradient_compression = comm::PowerSgd{};
+  EXPECT_THROW(rank::check_one_model(experiment, gpus), rank::AgreedError);
+  gpus.ranks.at(2)->name = "A";
+  EXPECT_NO_THROW(rank::check_one_model(experiment, gpus));
 }
 
 TEST(ChooseGpus, TooFewAreAnErrorThatCountsThem) {

@@ -193,6 +193,20 @@ TEST_F(GpuFlight, AFailureOfAPeerEndsTheWait) {
   });
 }
 
+// To stop a communicator ends its kernels, so the event of a step whose results are wrong has fired.
+TEST_F(GpuFlight, ValuesOfAStepThatWasStoppedAreNotRead) {
+  run_on_gpu([](GpuRun& run) {
+    StepsInFlight flight(run.device, *run.nccl, run.recorder);
+    std::vector<double> seen;
+    flight.read(number_on_gpu(1), append_to(seen));
+    flight.end_batch();
+    run.nccl->abort("rank 7 has left");
+    EXPECT_THROW(flight.finish_all(), CommError);
+    EXPECT_THAT(seen, IsEmpty());
+    gpus.heal();
+  });
+}
+
 Batch batch_of(const at::Tensor& first, const at::Tensor& second) {
   return {{"first", "second"}, {first, second}, first.size(0)};
 }

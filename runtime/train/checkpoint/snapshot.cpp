@@ -173,7 +173,7 @@ bool Snapshot::complete() {
   if (copy_ && !copy_->finished()) return false;
   if (!from_device_.complete()) return false;
   // A communicator that is stopped ends its kernels: what the device computes from then on is wrong.
-  if (!told_ && !on_host()) session_.communicator().progress();
+  if (!told_ && !on_host()) session_.device_communicator().progress();
   if (!std::exchange(told_, true) && hosts_.saves() && !spoiled()) memory_->mark_copied(hosts_.local_rank, number_);
   return true;
 }

@@ -94,6 +94,8 @@ void StepsInFlight::wait_for(const c10::Event& ended) {
     communicator_.progress();
     if (SteadyClock::now() - began > kEager) std::this_thread::sleep_for(kNap);
   }
+  // A communicator that was stopped has ended its kernels, and the event fires over results that are not there.
+  communicator_.progress();
 }
 
 }  // namespace dtrain::train

@@ -71,7 +71,10 @@ c10::Device open_rank_device(rank::RankSession& session) {
   comm::NcclOptions options;
   options.device = device.index();
   options.current_stream = [device] { return native_handle(current_stream(device)); };
-  options.compared_operations = kComparedOperations + (wanted.auto_tune_tensor_fusion ? comm::kMostLinkOperations : 0);
+  // The link is measured before the first step: for gaps between gradients once, by the tuner twice if it remembers a
+  // plan for another link.
+  const std::uint64_t measured = wanted.auto_tune_tensor_fusion ? 2 : config::fusion_cycle_ms(wanted, true) > 0 ? 1 : 0;
+  options.compared_operations = kComparedOperations + measured * comm::kMostLinkOperations;
   session.make_device_communicator(options);
   return device;
 }

@@ -33,8 +33,8 @@ namespace dtrain::comm {
 // Measures all_reduces of a few sizes on `communicator`, for about a second at most. `host`: carries the times from
 // rank to rank; on CPUs the same. Collective; all ranks get the same result.
 LinkModel measure_link(Communicator& communicator, Communicator& host);
-// The most operations on `communicator` that this takes.
-inline constexpr std::uint64_t kMostLinkOperations = 24;
+// The most operations on `communicator` that this takes, with the allocation of its memory.
+inline constexpr std::uint64_t kMostLinkOperations = 25;
 
 // True if both may be measurements of the same link that differ only by noise. A plan that was tuned for one then suits
 // the other.
