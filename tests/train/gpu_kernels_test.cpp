@@ -50,7 +50,9 @@ struct Updated {
     EXPECT_TRUE(at::equal(values.cpu(), other.values.cpu()));
     EXPECT_TRUE(at::equal(first.cpu(), other.first.cpu()));
     EXPECT_TRUE(at::equal(second.cpu(), other.second.cpu()));
-    if (shadow.defined()) EXPECT_TRUE(at::equal(shadow.cpu(), other.shadow.cpu()));
+    if (shadow.defined()) {
+      EXPECT_TRUE(at::equal(shadow.cpu(), other.shadow.cpu()));
+    }
   }
 };
 
