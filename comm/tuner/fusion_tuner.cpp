@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kTiny = 4, kSmall = 4 << 10, kMiddle = 256 << 10, kLarge = 4 << 20;  // bytes
 constexpr int kShortRepeats = 7, kLongRepeats = 3;  // without the first exchange, which warms up
 static_assert(2 * (kShortRepeats + 1) + 2 * (kLongRepeats + 1) + 1 <= kMostLinkOperations);
-constexpr double kPatienceUs = 100'000;                                                    // for one more exchange
+constexpr double kPatienceUs = 100'000;  // for one more exchange
 // Largest ratios between two measurements of one link whose hosts also have other work.
 constexpr double kSpeedNoise = 2, kLatencyNoise = 4;
 constexpr double kNoticeableLatencyUs = 250;

@@ -57,10 +57,10 @@ class BucketCompressor {
 struct CompressorOptions {
   comm::Compression compression;
   std::uint64_t seed = 0;
-  int compared_steps = 0;  // steps that are exchanged uncompressed, to measure the gain
+  int compared_steps = 0;          // steps that are exchanged uncompressed, to measure the gain
   std::int64_t settled_steps = 0;  // number of first steps that are not like later ones
-  std::string name;        // in reports: "gradient compression", or another use
-  std::string key;         // of the experiment file
+  std::string name;                // in reports: "gradient compression", or another use
+  std::string key;                 // of the experiment file
   bool undoes_steps = false;
 };
 
