@@ -201,7 +201,9 @@ std::vector<std::vector<at::Tensor>> exchange_steps(SmallRun& run, const comm::C
     std::vector<comm::Work> works;
     for (std::size_t b = 0; b < plan.buckets.size(); ++b) works.push_back(strategy.launch(b));
     for (comm::Work& work : works) work.join();
-    for (std::size_t i = 0; i < all.size(); ++i) results[i].push_back(all[i].gradient.to(at::kDouble));
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      results[i].push_back(all[i].gradient.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true));
+    }
     strategy.update({.used = used});
     EXPECT_TRUE(strategy.exchanged_as_usual());
   }
