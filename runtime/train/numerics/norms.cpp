@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include "device/device_kernels.h"
+#include "device/kernels/layer_norm.h"
 #include "numerics/own_operators.h"
 
 namespace dtrain::train {
