@@ -145,7 +145,7 @@ TEST_F(GpuNorms, TwoKernelsAndNoWait) {
 TEST_F(GpuNorms, ABiasNeedNotBe) {
   const Backward values = Backward::random(10, 70);
   Backward without = values.on_gpu(at::kFloat);
-  without.bias = {};
+  without.bias = at::Tensor();
   gpus.take_counts();
   const auto found = without.compute({true, true, false});
   EXPECT_EQ(gpus.take_counts().kernels, 2);
@@ -171,7 +171,7 @@ TEST_F(GpuNorms, OtherFormsAreLibtorchs) {
 
 TEST_F(GpuNorms, WithoutAWeightItIsLibtorchs) {
   Norm values = Norm::random({8, 48});
-  values.weight = values.bias = {};
+  values.weight = values.bias = at::Tensor();
   const Norm expected = values.to(at::kCPU, at::kDouble), found = values.to(kGpu, at::kFloat);
   expected.backward(expected.result());
   found.backward(found.result());
