@@ -12,7 +12,7 @@ namespace {
 
 using Optional = std::optional<at::Tensor>;
 
-constexpr const char* kGradient = "dtrain::norm_backward";
+constexpr const char* kGradientOfNorm = "dtrain::norm_backward";
 
 const LibtorchKernel* libtorchs_layer_norm = nullptr;
 const LibtorchKernel* libtorchs_rms_norm = nullptr;
@@ -24,8 +24,8 @@ bool is_taken(const at::Tensor& tensor, const at::Tensor& like, at::ScalarType t
 
 // Autocast casts the inputs of norms on GPUs to float32. In a model of bfloat16 they are bfloat16, and mean and
 // reciprocal float32. With create_graph the gradient must be differentiable.
-bool is_known(const at::Tensor& of_result, const at::Tensor& x, const at::Tensor* mean, const at::Tensor& reciprocal,
-              const Optional& weight) {
+bool is_known_norm(const at::Tensor& of_result, const at::Tensor& x, const at::Tensor* mean,
+                   const at::Tensor& reciprocal, const Optional& weight) {
   const at::ScalarType type = x.scalar_type();
   return !at::GradMode::is_enabled() && x.is_cuda() && (type == at::kFloat || type == at::kBFloat16) &&
          is_taken(x, x, type) && x.numel() > 0 && weight && is_taken(*weight, x, type) &&
@@ -36,10 +36,11 @@ bool is_known(const at::Tensor& of_result, const at::Tensor& x, const at::Tensor
          why_no_device_kernels().empty();
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> gradient_of(const at::Tensor& of_result, const at::Tensor& x,
-                                                           const Optional& mean, const at::Tensor& reciprocal,
-                                                           const at::Tensor& weight, bool bias) {
-  return call_operator<decltype(norm_gradient_on_device)>(kGradient, of_result, x, mean, reciprocal, weight, bias);
+std::tuple<at::Tensor, at::Tensor, at::Tensor> gradient_of_norm(const at::Tensor& of_result, const at::Tensor& x,
+                                                                const Optional& mean, const at::Tensor& reciprocal,
+                                                                const at::Tensor& weight, bool bias) {
+  return call_operator<decltype(norm_gradient_on_device)>(kGradientOfNorm, of_result, x, mean, reciprocal, weight,
+                                                          bias);
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(c10::DispatchKeySet keys,
@@ -47,8 +48,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(c10::Dispatch
                                                                    c10::SymIntArrayRef shape, const at::Tensor& mean,
                                                                    const at::Tensor& reciprocal, const Optional& weight,
                                                                    const Optional& bias, std::array<bool, 3> wanted) {
-  if (wanted[0] && wanted[1] && is_known(of_result, x, &mean, reciprocal, weight)) {
-    return gradient_of(of_result, x, mean, reciprocal, *weight, wanted[2]);
+  if (wanted[0] && wanted[1] && is_known_norm(of_result, x, &mean, reciprocal, weight)) {
+    return gradient_of_norm(of_result, x, mean, reciprocal, *weight, wanted[2]);
   }
   const auto results = libtorchs_layer_norm->call(keys, of_result, x, shape, mean, reciprocal, weight, bias, wanted);
   return {results[0].toTensor(), results[1].toTensor(), results[2].toTensor()};
@@ -58,8 +59,8 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(c10::DispatchKeySet keys, c
                                                      const at::Tensor& x, c10::IntArrayRef shape,
                                                      const at::Tensor& reciprocal, const Optional& weight,
                                                      std::array<bool, 2> wanted) {
-  if (wanted[0] && wanted[1] && is_known(of_result, x, nullptr, reciprocal, weight)) {
-    const auto [of_x, of_weight, none] = gradient_of(of_result, x, {}, reciprocal, *weight, false);
+  if (wanted[0] && wanted[1] && is_known_norm(of_result, x, nullptr, reciprocal, weight)) {
+    const auto [of_x, of_weight, none] = gradient_of_norm(of_result, x, {}, reciprocal, *weight, false);
     return {of_x, of_weight};
   }
   const auto results = libtorchs_rms_norm->call(keys, of_result, x, shape, reciprocal, weight, wanted);

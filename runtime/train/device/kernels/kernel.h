@@ -11,9 +11,9 @@
 //   depends on the order is a race, and gives other bits in another order.
 //
 // block.shared() is memory of the block, undefined at first. auto threads = block.of_threads<T>() is memory of its
-// threads, undefined at first: threads[thread] outlives a phase, and stays in registers on a GPU if the compiler
-// knows all indices into it (DTRAIN_UNROLL before loops). block.array(data, count) is an array of all blocks; the host checks every index, and the
-// alignment of packs.
+// threads, undefined at first: threads[thread] outlives a phase, and stays in registers on a GPU if the compiler knows
+// all indices into it (DTRAIN_UNROLL before loops). block.array(data, count) is an array of all blocks; the host checks
+// every index, and the alignment of packs.
 //
 // Products and sums are not contracted: nvcc gets -fmad=false, and a fused multiply-add is written as fmaf(). So a GPU
 // and the host give the same bits, as far as functions like pow() do.
