@@ -3,8 +3,10 @@
 //
 //   bench_gpu_kernels [DIVISOR]
 //
-// GPT-2's sizes: 124 million parameters, 8 x 1,024 rows of 50,257 scores in bfloat16; divided by DIVISOR. Exit codes: 0
-// all results are near libtorch's, 1 one is not, or there are no kernels.
+// GPT-2's sizes: 124 million parameters, 8 x 1,024 rows of 50,257 scores in bfloat16, and of 768 and 2,048 values in
+// float32 for the gradient of layer norm; divided by DIVISOR. Exit codes: 0 all results are near libtorch's, 1 one is
+// not, or there are no kernels.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -119,6 +121,29 @@ void measure_cross_entropy(Bench& bench, c10::Device gpu, std::int64_t rows) {
       [&] { libtorchs(); });
 }
 
+// Forward passes are libtorch's.
+void measure_layer_norm(Bench& bench, c10::Device gpu, std::int64_t rows, std::int64_t columns) {
+  const at::NoGradGuard no_grad;  // as in a backward pass
+  const at::Tensor x = at::randn({rows, columns}, gpu), of_result = at::randn_like(x);
+  const at::Tensor weight = at::randn({columns}, gpu), bias = at::randn({columns}, gpu);
+  const auto results = at::native_layer_norm(x, {columns}, weight, bias, 1e-5);
+  const auto ours = [&] {
+    return at::native_layer_norm_backward(of_result, x, {columns}, std::get<1>(results), std::get<2>(results), weight,
+                                          bias, {true, true, true});
+  };
+  const auto libtorchs = [&] {
+    const at::AutoDispatchBelowADInplaceOrView below;  // dtrain's is with autograd's
+    return ours();
+  };
+  const auto own = ours(), theirs = libtorchs();
+  const double differs =
+      std::max({difference(std::get<0>(own), std::get<0>(theirs)), difference(std::get<1>(own), std::get<1>(theirs)),
+                difference(std::get<2>(own), std::get<2>(theirs))});
+  bench.compare(
+      "norm " + std::to_string(columns), 12.0 * static_cast<double>(rows * columns), differs, 1e-5, [&] { ours(); },
+      [&] { libtorchs(); });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -137,6 +162,9 @@ int main(int argc, char** argv) {
     measure_update(bench, gpu, parameters);
     measure_norm(bench, gpu, parameters);
     measure_cross_entropy(bench, gpu, std::max<std::int64_t>(1, 8 * 1024 / divisor));
+    for (const std::int64_t columns : {768, 2048}) {
+      measure_layer_norm(bench, gpu, std::max<std::int64_t>(1, 8 * 1024 / divisor), columns);
+    }
     return bench.all_near() ? 0 : 1;
   } catch (const std::exception& error) {
     std::printf("bench_gpu_kernels: %s\n", error.what());

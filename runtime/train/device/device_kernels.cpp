@@ -78,10 +78,10 @@ cuda::CrossEntropyArguments<Score> arguments_of(const at::Tensor& scores, const 
   return arguments;
 }
 
-// Calls `function` with a value of the type in which kernels take the scores.
+// Calls `function` with a value of the type in which kernels take the tensor's elements.
 template <class Function>
-void with_type_of(const at::Tensor& scores, const Function& function) {
-  if (scores.scalar_type() == at::kBFloat16) {
+void with_type_of(const at::Tensor& tensor, const Function& function) {
+  if (tensor.scalar_type() == at::kBFloat16) {
     function(std::uint16_t());
   } else {
     function(float());
@@ -180,6 +180,38 @@ at::Tensor cross_entropy_gradient_on_device(const at::Tensor& of_losses, const a
                  "cross_entropy_gradient");
   });
   return gradient;
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> norm_gradient_on_device(const at::Tensor& of_result, const at::Tensor& x,
+                                                                       const std::optional<at::Tensor>& mean,
+                                                                       const at::Tensor& reciprocal,
+                                                                       const at::Tensor& weight, bool bias) {
+  const std::int64_t columns = weight.numel(), rows = x.numel() / columns;
+  const std::int64_t parts = cuda::norm_parts(rows, columns);
+  const at::Tensor gradient = at::empty_like(x), of_weight = at::empty_like(weight);
+  const at::Tensor of_bias = bias ? at::empty_like(weight) : at::Tensor();
+  const at::Tensor sums = at::empty({parts, 2, columns}, x.options().dtype(at::kFloat));
+  with_type_of(x, [&]<class Value>(Value) {
+    cuda::NormArguments<Value> arguments;
+    arguments.rows = rows;
+    arguments.columns = columns;
+    arguments.inputs = static_cast<const Value*>(x.const_data_ptr());
+    arguments.of_results = static_cast<const Value*>(of_result.const_data_ptr());
+    arguments.weight = static_cast<const Value*>(weight.const_data_ptr());
+    if (mean) arguments.means = mean->const_data_ptr<float>();
+    arguments.reciprocals = reciprocal.const_data_ptr<float>();
+    arguments.gradient = static_cast<Value*>(gradient.mutable_data_ptr());
+    arguments.sums = sums.mutable_data_ptr<float>();
+    check_launch(loaded_kernels().loaded->norm_gradient(arguments, stream_of(x)), "norm_gradient");
+    cuda::AddNormArguments<Value> added;
+    added.sums = arguments.sums;
+    added.parts = parts;
+    added.columns = columns;
+    added.of_weight = static_cast<Value*>(of_weight.mutable_data_ptr());
+    if (bias) added.of_bias = static_cast<Value*>(of_bias.mutable_data_ptr());
+    check_launch(loaded_kernels().loaded->add_norm(added, stream_of(x)), "add_norm");
+  });
+  return {gradient, of_weight, of_bias};
 }
 
 }  // namespace dtrain::train

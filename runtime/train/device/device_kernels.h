@@ -50,4 +50,13 @@ at::Tensor cross_entropy_gradient_on_device(const at::Tensor& of_losses, const a
                                             const at::Tensor& target, const at::Tensor& sums, std::int64_t ignored,
                                             double smoothing);
 
+// The gradients of layer norm, or of RMS norm if there is no `mean`: of its inputs `x` [..., columns], of the weight,
+// and of the bias if `bias`; else that is undefined. x, the gradient `of_result` and the weight, of one type, float32
+// or bfloat16, and mean and `reciprocal` (1 / standard deviation), float32, one for each row, are contiguous on a GPU
+// that has kernels; there are cuda::kMostColumnsOfNorm columns at most, and a row at least.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> norm_gradient_on_device(const at::Tensor& of_result, const at::Tensor& x,
+                                                                       const std::optional<at::Tensor>& mean,
+                                                                       const at::Tensor& reciprocal,
+                                                                       const at::Tensor& weight, bool bias);
+
 }  // namespace dtrain::train

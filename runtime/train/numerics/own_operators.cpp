@@ -18,6 +18,7 @@ void use_own_operators() {
     add_gelu(made->own, made->aten);
     add_attention(made->own, made->aten);
     add_convolution(made->own, made->aten);
+    add_norms(made->own, made->aten_on_gpus);
     return made;
   }();
   static_cast<void>(added);

@@ -1,6 +1,6 @@
 // optimizations.operators: operators of libtorch that dtrain computes itself, in fewer passes over memory: all of them
-// on CPUs, cross entropy also on GPUs that have dtrain's kernels (device/device_kernels.h). Results are libtorch's up
-// to rounding. They replace the operator for all callers.
+// but norms on CPUs, cross entropy and norms on GPUs that have dtrain's kernels (device/device_kernels.h). Results are
+// libtorch's up to rounding. They replace the operator for all callers.
 //
 //   cross_entropy_loss   of float32 scores [rows, classes], under autocast also bfloat16, and classes as targets, with
 //                        no class weights (cross_entropy.cpp). libtorch takes several passes, keeps a copy of the
@@ -10,12 +10,14 @@
 //   convolution          of float32 and bfloat16 images under a weight of a million values or more with channels last,
 //                        whose results have at most 128 pixels, all samples together, and at most four for each
 //                        channel, as a product of matrices (convolution.cpp)
+//   native_layer_norm, rms_norm    their gradient on GPUs, in float32 (under autocast, too) and bfloat16, with a weight
+//                        of at most 4,096 elements, where libtorch reads its inputs twice (norms.cpp)
 //
 // Other inputs, gradients of gradients, and forward-mode differentiation are computed by libtorch.
 //
 // The kernels are operators themselves (dtrain::cross_entropy, dtrain::gelu and their backward,
-// dtrain::attention_backward, dtrain::convolution_backward), which traces and counts of operators show under these
-// names.
+// dtrain::attention_backward, dtrain::convolution_backward, dtrain::norm_backward), which traces and counts of
+// operators show under these names.
 #pragma once
 
 #include <utility>
@@ -45,6 +47,7 @@ void add_cross_entropy(torch::Library& own, torch::Library& aten, torch::Library
 void add_gelu(torch::Library& own, torch::Library& aten);
 void add_attention(torch::Library& own, torch::Library& aten);
 void add_convolution(torch::Library& own, torch::Library& aten);
+void add_norms(torch::Library& own, torch::Library& aten_on_gpus);
 
 // True for the node of dtrain's cross entropy with reduction="sum".
 bool is_summed_cross_entropy(const torch::autograd::Node* node);

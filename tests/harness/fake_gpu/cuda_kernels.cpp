@@ -8,6 +8,7 @@
 #include "cuda_errors.h"
 #include "device/kernels/adam.h"
 #include "device/kernels/cross_entropy.h"
+#include "device/kernels/layer_norm.h"
 #include "device/kernels/squares.h"
 #include "harness/fake_gpu.h"
 #include "harness/host_block.h"
@@ -56,6 +57,24 @@ void for_each_array(cuda::CrossEntropyArguments<Score>& a, int, const Use& use) 
   use(a.gradient, a.rows * a.classes, true);
 }
 
+template <class Value, class Use>
+void for_each_array(cuda::NormArguments<Value>& a, int, const Use& use) {
+  use(a.inputs, a.rows * a.columns, false);
+  use(a.of_results, a.rows * a.columns, false);
+  use(a.weight, a.columns, false);
+  use(a.means, a.rows, false);
+  use(a.reciprocals, a.rows, false);
+  use(a.gradient, a.rows * a.columns, true);
+  use(a.sums, cuda::norm_parts(a.rows, a.columns) * 2 * a.columns, true);
+}
+
+template <class Value, class Use>
+void for_each_array(cuda::AddNormArguments<Value>& a, int, const Use& use) {
+  use(a.sums, a.parts * 2 * a.columns, false);
+  use(a.of_weight, a.columns, true);
+  use(a.of_bias, a.columns, true);
+}
+
 template <class Arguments, class Shared, class Kernel>
 void launch_on_host(const char* name, const Kernel& kernel, int blocks, const void* given, void* stream) {
   Arguments arguments = *static_cast<const Arguments*>(given);
@@ -90,7 +109,15 @@ const HostKernel kHostKernels[] = {
     DTRAIN_HOST_KERNEL(cross_entropy_gradient_float32, cross_entropy_gradient, RowFactors,
                        CrossEntropyArguments<float>),
     DTRAIN_HOST_KERNEL(cross_entropy_gradient_bfloat16, cross_entropy_gradient, RowFactors,
-                       CrossEntropyArguments<std::uint16_t>)};
+                       CrossEntropyArguments<std::uint16_t>),
+    DTRAIN_HOST_KERNEL(norm_gradient_1_float32, norm_gradient<1>, NormSums, NormArguments<float>),
+    DTRAIN_HOST_KERNEL(norm_gradient_2_float32, norm_gradient<2>, NormSums, NormArguments<float>),
+    DTRAIN_HOST_KERNEL(norm_gradient_4_float32, norm_gradient<4>, NormSums, NormArguments<float>),
+    DTRAIN_HOST_KERNEL(norm_gradient_1_bfloat16, norm_gradient<1>, NormSums, NormArguments<std::uint16_t>),
+    DTRAIN_HOST_KERNEL(norm_gradient_2_bfloat16, norm_gradient<2>, NormSums, NormArguments<std::uint16_t>),
+    DTRAIN_HOST_KERNEL(norm_gradient_4_bfloat16, norm_gradient<4>, NormSums, NormArguments<std::uint16_t>),
+    DTRAIN_HOST_KERNEL(add_norm_float32, add_norm, ColumnSums, AddNormArguments<float>),
+    DTRAIN_HOST_KERNEL(add_norm_bfloat16, add_norm, ColumnSums, AddNormArguments<std::uint16_t>)};
 
 // The machine's mutex must not be held: the launch takes it.
 cudaError_t launch_kernel(const HostKernel& kernel, dim3 blocks, dim3 threads, const void* arguments, void* stream) {

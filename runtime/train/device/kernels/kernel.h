@@ -10,8 +10,10 @@
 // - On the host (tests/harness/include/harness/host_block.h) a loop calls f in an order that the test chooses: what
 //   depends on the order is a race, and gives other bits in another order.
 //
-// block.shared() is memory of the block, undefined at first. block.array(data, count) is an array of all blocks; the
-// host checks every index, and the alignment of packs.
+// block.shared() is memory of the block, undefined at first. auto threads = block.of_threads<T>() is memory of its
+// threads, undefined at first: threads[thread] outlives a phase, and stays in registers on a GPU if the compiler knows
+// all indices into it (DTRAIN_UNROLL before loops). block.array(data, count) is an array of all blocks; the host checks
+// every index, and the alignment of packs.
 //
 // Products and sums are not contracted: nvcc gets -fmad=false, and a fused multiply-add is written as fmaf(). So a GPU
 // and the host give the same bits, as far as functions like pow() do.
@@ -24,8 +26,10 @@
 
 #ifdef __CUDACC__
 #define DTRAIN_DEVICE __device__ __forceinline__
+#define DTRAIN_UNROLL _Pragma("unroll")
 #else
 #define DTRAIN_DEVICE inline
+#define DTRAIN_UNROLL
 #endif
 
 namespace dtrain::train::cuda {
@@ -60,6 +64,24 @@ DTRAIN_DEVICE std::uint16_t to_bfloat16(float value) {
   if (value != value) return 0x7FC0;
   const auto bits = same_bits<std::uint32_t>(value);
   return static_cast<std::uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+// Conversion of values that are float, or std::uint16_t for bfloat16.
+template <class Value>
+DTRAIN_DEVICE float to_float(Value value) {
+  if constexpr (sizeof(Value) == sizeof(float)) {
+    return value;
+  } else {
+    return from_bfloat16(value);
+  }
+}
+template <class Value>
+DTRAIN_DEVICE Value from_float(float value) {
+  if constexpr (sizeof(Value) == sizeof(float)) {
+    return value;
+  } else {
+    return to_bfloat16(value);
+  }
 }
 
 // Rounds to nearest, ties to even. Numbers from 65,520 on become infinite.

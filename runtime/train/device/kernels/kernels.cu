@@ -1,6 +1,7 @@
 // What nvcc compiles of the kernels: their blocks on a GPU, and the functions that module.cpp finds by name.
 #include "adam.h"
 #include "cross_entropy.h"
+#include "layer_norm.h"
 #include "squares.h"
 
 namespace dtrain::train::cuda {
@@ -23,6 +24,16 @@ class DeviceArray {
   T* data_;
 };
 
+// A variable of the thread.
+template <class T>
+class DeviceThreads {
+ public:
+  __device__ T& operator[](int) { return value_; }
+
+ private:
+  T value_;
+};
+
 template <class Shared>
 class DeviceBlock {
  public:
@@ -30,6 +41,10 @@ class DeviceBlock {
   __device__ int index() const { return static_cast<int>(blockIdx.x); }
   __device__ int blocks() const { return static_cast<int>(gridDim.x); }
   __device__ Shared& shared() { return shared_; }
+  template <class T>
+  __device__ DeviceThreads<T> of_threads() const {
+    return {};
+  }
   template <class T>
   __device__ DeviceArray<T> array(T* data, std::int64_t) const {
     return DeviceArray<T>(data);
@@ -61,3 +76,11 @@ DTRAIN_GLOBAL(cross_entropy_float32, cross_entropy, RowSums, CrossEntropyArgumen
 DTRAIN_GLOBAL(cross_entropy_bfloat16, cross_entropy, RowSums, CrossEntropyArguments<std::uint16_t>)
 DTRAIN_GLOBAL(cross_entropy_gradient_float32, cross_entropy_gradient, RowFactors, CrossEntropyArguments<float>)
 DTRAIN_GLOBAL(cross_entropy_gradient_bfloat16, cross_entropy_gradient, RowFactors, CrossEntropyArguments<std::uint16_t>)
+DTRAIN_GLOBAL(norm_gradient_1_float32, norm_gradient<1>, NormSums, NormArguments<float>)
+DTRAIN_GLOBAL(norm_gradient_2_float32, norm_gradient<2>, NormSums, NormArguments<float>)
+DTRAIN_GLOBAL(norm_gradient_4_float32, norm_gradient<4>, NormSums, NormArguments<float>)
+DTRAIN_GLOBAL(norm_gradient_1_bfloat16, norm_gradient<1>, NormSums, NormArguments<std::uint16_t>)
+DTRAIN_GLOBAL(norm_gradient_2_bfloat16, norm_gradient<2>, NormSums, NormArguments<std::uint16_t>)
+DTRAIN_GLOBAL(norm_gradient_4_bfloat16, norm_gradient<4>, NormSums, NormArguments<std::uint16_t>)
+DTRAIN_GLOBAL(add_norm_float32, add_norm, ColumnSums, AddNormArguments<float>)
+DTRAIN_GLOBAL(add_norm_bfloat16, add_norm, ColumnSums, AddNormArguments<std::uint16_t>)

@@ -80,6 +80,14 @@ class LoadedKernels final : public DeviceKernels {
     get("dtrain_cross_entropy_bfloat16", cross_entropy_bfloat16_);
     get("dtrain_cross_entropy_gradient_float32", cross_entropy_gradient_float32_);
     get("dtrain_cross_entropy_gradient_bfloat16", cross_entropy_gradient_bfloat16_);
+    get("dtrain_norm_gradient_1_float32", norm_gradient_float32_.of_1);
+    get("dtrain_norm_gradient_2_float32", norm_gradient_float32_.of_2);
+    get("dtrain_norm_gradient_4_float32", norm_gradient_float32_.of_4);
+    get("dtrain_norm_gradient_1_bfloat16", norm_gradient_bfloat16_.of_1);
+    get("dtrain_norm_gradient_2_bfloat16", norm_gradient_bfloat16_.of_2);
+    get("dtrain_norm_gradient_4_bfloat16", norm_gradient_bfloat16_.of_4);
+    get("dtrain_add_norm_float32", add_norm_float32_);
+    get("dtrain_add_norm_bfloat16", add_norm_bfloat16_);
     if (error == cudaSuccess) return "";
     static_cast<void>(cuda_.last_error());  // else libtorch would find it
     return cuda_.error_string(error);
@@ -111,9 +119,26 @@ class LoadedKernels final : public DeviceKernels {
   int cross_entropy_gradient(const cuda::CrossEntropyArguments<std::uint16_t>& arguments, void* stream) const override {
     return launch(cross_entropy_gradient_bfloat16_, blocks_of_rows(arguments.rows), arguments, stream);
   }
+  int norm_gradient(const cuda::NormArguments<float>& arguments, void* stream) const override {
+    return launch_norm(norm_gradient_float32_, arguments, stream);
+  }
+  int norm_gradient(const cuda::NormArguments<std::uint16_t>& arguments, void* stream) const override {
+    return launch_norm(norm_gradient_bfloat16_, arguments, stream);
+  }
+  int add_norm(const cuda::AddNormArguments<float>& arguments, void* stream) const override {
+    return launch(add_norm_float32_, blocks_of_add(arguments), arguments, stream);
+  }
+  int add_norm(const cuda::AddNormArguments<std::uint16_t>& arguments, void* stream) const override {
+    return launch(add_norm_bfloat16_, blocks_of_add(arguments), arguments, stream);
+  }
   std::string error_text(int code) const override { return cuda_.error_string(static_cast<cudaError_t>(code)); }
 
  private:
+  // A kernel for each cuda::norm_packs().
+  struct NormKernels {
+    cudaKernel_t of_1, of_2, of_4;
+  };
+
   static int blocks_of_rows(std::int64_t rows) { return static_cast<int>(std::min<std::int64_t>(rows, 1 << 20)); }
 
   template <class Arguments>
@@ -125,10 +150,24 @@ class LoadedKernels final : public DeviceKernels {
     return error;
   }
 
+  template <class Value>
+  static int blocks_of_add(const cuda::AddNormArguments<Value>& arguments) {
+    return cuda::blocks_of_add_norm(arguments.columns, arguments.of_bias != nullptr);
+  }
+  template <class Value>
+  int launch_norm(const NormKernels& kernels, const cuda::NormArguments<Value>& arguments, void* stream) const {
+    const int packs = cuda::norm_packs(arguments.columns);
+    return launch(packs == 1   ? kernels.of_1
+                  : packs == 2 ? kernels.of_2
+                               : kernels.of_4,
+                  cuda::blocks_of_norm(arguments.rows, arguments.columns), arguments, stream);
+  }
+
   CudaRuntime cuda_{};
   int multiprocessors_ = 0;
   cudaKernel_t update_adam_{}, sum_squares_{}, add_sums_{}, cross_entropy_float32_{}, cross_entropy_bfloat16_{},
-      cross_entropy_gradient_float32_{}, cross_entropy_gradient_bfloat16_{};
+      cross_entropy_gradient_float32_{}, cross_entropy_gradient_bfloat16_{}, add_norm_float32_{}, add_norm_bfloat16_{};
+  NormKernels norm_gradient_float32_{}, norm_gradient_bfloat16_{};
 };
 
 }  // namespace

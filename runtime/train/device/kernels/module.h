@@ -7,6 +7,7 @@
 
 #include "device/kernels/adam.h"
 #include "device/kernels/cross_entropy.h"
+#include "device/kernels/layer_norm.h"
 #include "device/kernels/squares.h"
 
 namespace dtrain::train {
@@ -24,12 +25,16 @@ class DeviceKernels {
   virtual int cross_entropy_gradient(const cuda::CrossEntropyArguments<float>& arguments, void* stream) const = 0;
   virtual int cross_entropy_gradient(const cuda::CrossEntropyArguments<std::uint16_t>& arguments,
                                      void* stream) const = 0;
+  virtual int norm_gradient(const cuda::NormArguments<float>& arguments, void* stream) const = 0;
+  virtual int norm_gradient(const cuda::NormArguments<std::uint16_t>& arguments, void* stream) const = 0;
+  virtual int add_norm(const cuda::AddNormArguments<float>& arguments, void* stream) const = 0;
+  virtual int add_norm(const cuda::AddNormArguments<std::uint16_t>& arguments, void* stream) const = 0;
   virtual std::string error_text(int code) const = 0;
 };
 
 // Raise the version with every change to DeviceKernels or to arguments of kernels, so that a module of another build is
 // refused instead of called.
-inline constexpr int kDeviceKernelsAbi = 1;
+inline constexpr int kDeviceKernelsAbi = 2;
 inline constexpr const char* kDeviceKernelsFactory = "dtrain_cuda_kernels_make";
 
 // Loads the kernels for the current device and sets `made`, or sets `why`: the device has no use for them. Returns 0,

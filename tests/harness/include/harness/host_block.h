@@ -2,7 +2,8 @@
 //
 // Threads of a phase run one after the other in an order that the caller chooses, and so do blocks. A kernel that gives
 // the same bits in every order has no race: of two threads of one phase, each comes first in one of kForward and
-// kBackward. Shared memory begins as NaN. An index out of range, or a pack that is not aligned, is a std::out_of_range.
+// kBackward. Memory of blocks and threads begins as NaN. An index out of range, or a pack that is not aligned, is a
+// std::out_of_range.
 #pragma once
 
 #include <algorithm>
@@ -61,6 +62,18 @@ class HostArray {
   std::int64_t count_;
 };
 
+// A variable of each thread of a block.
+template <class T>
+class HostThreads {
+ public:
+  HostThreads() : memory_(train::cuda::kThreads) { std::memset(memory_.data(), 0xFF, memory_.size() * sizeof(T)); }
+  T& operator[](int thread) { return memory_.at(static_cast<std::size_t>(thread)); }
+
+ private:
+  static_assert(std::is_trivial_v<T>);
+  std::vector<T> memory_;
+};
+
 template <class Shared>
 class HostBlock {
  public:
@@ -71,6 +84,10 @@ class HostBlock {
   int index() const { return index_; }
   int blocks() const { return blocks_; }
   Shared& shared() { return *reinterpret_cast<Shared*>(memory_); }
+  template <class T>
+  HostThreads<T> of_threads() const {
+    return {};
+  }
   template <class T>
   HostArray<T> array(T* data, std::int64_t count) const {
     return {data, count};

@@ -210,8 +210,9 @@ inline void declare_keys(Keys& keys, Optimizations& o) {
                "[More](performance.md#matrix-products-on-amd)."},
               o.matmul, kMatmuls);
   keys.choice({"operators",
-               "Cross entropy, and on CPUs also GELU, attention's gradient and convolutions with few pixels: by "
-               "dtrain's kernels (auto), or by libtorch's (default). The results differ by rounding.",
+               "Cross entropy, on GPUs also the gradients of layer norm and RMS norm, and on CPUs GELU, attention's "
+               "gradient and convolutions with few pixels: by dtrain's kernels (auto), or by libtorch's (default). The "
+               "results differ by rounding.",
                "[More](performance.md#operators)."},
               o.operators, kOperators);
   keys.when_read([&](Section& section) { check_together(section, o); });
