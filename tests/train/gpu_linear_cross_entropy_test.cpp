@@ -1,6 +1,7 @@
 // dtrain::linear_cross_entropy() on GPUs that are not there, against linear and cross_entropy in float64.
 #include "dtrain/train/linear_cross_entropy.h"
 
+#include "device/device_kernels.h"
 #include "gpus.h"
 #include "model/precision.h"
 
@@ -15,6 +16,9 @@ class GpuLinearCrossEntropy : public test::OnGpus {
  protected:
   void SetUp() override {
     OnGpus::SetUp();
+#ifdef DTRAIN_HAS_CUDA_KERNELS
+    ASSERT_EQ(why_no_device_kernels(), "");
+#endif
     at::manual_seed(29);
     input_ = at::randn({7, 6}, at::kFloat);
     weight_ = at::randn({33, 6}, at::kFloat);

@@ -107,7 +107,7 @@ void expect_near(const Results& found, const Results& expected, double tolerance
   expect_near(found.of_bias, expected.of_bias, tolerance);
 }
 
-std::string error_of(const std::function<void()>& fn) {
+std::string refusal_of(const std::function<void()>& fn) {
   try {
     fn();
   } catch (const Error& error) {
@@ -166,12 +166,15 @@ TEST_F(LinearCrossEntropy, TakesSequencesAndAnEmbeddingsWeight) {
   at::Tensor gradients[2];
   for (const bool is_fused : {false, true}) {
     const at::Tensor weight = original.clone().requires_grad_();
+    int hooks = 0;
+    weight.register_hook([&hooks](const at::Tensor&) { ++hooks; });
     const at::Tensor hidden = at::embedding(weight, tokens.narrow(1, 0, 8)).tanh();
     const at::Tensor target = tokens.narrow(1, 1, 8);
     const at::Tensor loss =
         is_fused ? linear_cross_entropy(hidden, weight, target, {.chunk_bytes = 5000})
                  : at::cross_entropy_loss(at::linear(hidden, weight).flatten(0, 1), target.flatten());
     loss.backward();
+    EXPECT_EQ(hooks, 1);
     gradients[is_fused] = weight.grad();
   }
   expect_near(gradients[1], gradients[0], 1e-11);
@@ -188,7 +191,7 @@ TEST_F(LinearCrossEntropy, BackwardMayBeRepeated) {
 TEST_F(LinearCrossEntropy, GradientsOfGradientsAreRefused) {
   const Inputs inputs = make_inputs({5, 4, 7, 2});
   const at::Tensor loss = linear_cross_entropy(inputs.input, inputs.weight, inputs.target);
-  EXPECT_THAT(error_of([&] {
+  EXPECT_THAT(refusal_of([&] {
                 torch::autograd::grad({loss}, {inputs.weight}, {}, /*retain_graph=*/true, /*create_graph=*/true);
               }),
               HasSubstr("linear_cross_entropy: backward with create_graph=True"));
@@ -234,7 +237,7 @@ TEST_F(LinearCrossEntropy, WhatDoesNotFitIsAnError) {
   const Inputs inputs = make_inputs({5, 4, 7, 2});
   const auto error = [&](const at::Tensor& input, const at::Tensor& weight, const at::Tensor& target,
                          const LinearCrossEntropyOptions& options) {
-    return error_of([&] { linear_cross_entropy(input, weight, target, options); });
+    return refusal_of([&] { linear_cross_entropy(input, weight, target, options); });
   };
   const auto& [input, weight, bias, target] = inputs;
   EXPECT_THAT(error(input.narrow(1, 0, 3), weight, target, {}), HasSubstr("[5, 3], and the weight [7, 4]"));
@@ -319,8 +322,8 @@ struct LanguageModelImpl : torch::nn::Module {
 };
 TORCH_MODULE(LanguageModel);
 
-// Seven steps with buckets that leave during backward. The exchange refuses a gradient that comes twice.
-std::vector<at::Tensor> train_ranks(int ranks, bool is_fused) {
+// Seven steps with buckets that leave during backward.
+std::vector<at::Tensor> trained_parameters(int ranks, bool is_fused) {
   std::vector<at::Tensor> result;
   test::run_communicator_ranks(test::TestWorld(ranks), "thread", [&](comm::Communicator& communicator) {
     const int rank = communicator.rank();
@@ -359,7 +362,7 @@ std::vector<at::Tensor> train_ranks(int ranks, bool is_fused) {
 
 TEST_F(LinearCrossEntropy, RanksTrainToWhatTheyTrainToUnfused) {
   for (const int ranks : {1, 2}) {
-    const auto found = train_ranks(ranks, true), expected = train_ranks(ranks, false);
+    const auto found = trained_parameters(ranks, true), expected = trained_parameters(ranks, false);
     ASSERT_EQ(found.size(), expected.size());
     for (std::size_t i = 0; i < found.size(); ++i) expect_near(found[i], expected[i], 1e-3);
   }
