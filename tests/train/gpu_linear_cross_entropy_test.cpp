@@ -33,8 +33,8 @@ class GpuLinearCrossEntropy : public test::OnGpus {
   Results unfused(double smoothing) const {
     const auto leaf = [](const at::Tensor& tensor) { return tensor.to(at::kDouble).requires_grad_(); };
     const at::Tensor input = leaf(input_), weight = leaf(weight_), bias = leaf(bias_);
-    const at::Tensor loss = at::cross_entropy_loss(at::linear(input, weight, bias), target_, {}, at::Reduction::Mean,
-                                                   -100, smoothing);
+    const at::Tensor loss =
+        at::cross_entropy_loss(at::linear(input, weight, bias), target_, {}, at::Reduction::Mean, -100, smoothing);
     loss.backward();
     return {loss.detach(), input.grad(), weight.grad(), bias.grad()};
   }

@@ -77,8 +77,7 @@ Results results_of(const Inputs& inputs, const at::Tensor& loss) {
 }
 
 Results unfused(const Inputs& inputs, at::Reduction::Reduction reduction, double smoothing) {
-  const std::optional<at::Tensor> bias =
-      inputs.bias.defined() ? std::optional<at::Tensor>(inputs.bias) : std::nullopt;
+  const std::optional<at::Tensor> bias = inputs.bias.defined() ? std::optional<at::Tensor>(inputs.bias) : std::nullopt;
   return results_of(inputs, at::cross_entropy_loss(at::linear(inputs.input, inputs.weight, bias), inputs.target, {},
                                                    reduction, kIgnored, smoothing));
 }
@@ -148,8 +147,12 @@ TEST_F(LinearCrossEntropy, OnlyTheGradientsThatAreNeeded) {
   Inputs inputs = make_inputs({9, 4, 11, 2, true});
   for (const int without : {0, 1, 2}) {
     Inputs some = inputs;
-    (without == 0 ? some.input : without == 1 ? some.weight : some.bias) =
-        (without == 0 ? some.input : without == 1 ? some.weight : some.bias).detach();
+    (without == 0   ? some.input
+     : without == 1 ? some.weight
+                    : some.bias) = (without == 0   ? some.input
+                                    : without == 1 ? some.weight
+                                                   : some.bias)
+                                       .detach();
     expect_near(fused(some.in(at::kDouble), at::Reduction::Mean, 0, 400),
                 unfused(some.in(at::kDouble), at::Reduction::Mean, 0), 1e-11);
   }
@@ -170,9 +173,9 @@ TEST_F(LinearCrossEntropy, TakesSequencesAndAnEmbeddingsWeight) {
     weight.register_hook([&hooks](const at::Tensor&) { ++hooks; });
     const at::Tensor hidden = at::embedding(weight, tokens.narrow(1, 0, 8)).tanh();
     const at::Tensor target = tokens.narrow(1, 1, 8);
-    const at::Tensor loss =
-        is_fused ? linear_cross_entropy(hidden, weight, target, {.chunk_bytes = 5000})
-                 : at::cross_entropy_loss(at::linear(hidden, weight).flatten(0, 1), target.flatten());
+    const at::Tensor loss = is_fused
+                                ? linear_cross_entropy(hidden, weight, target, {.chunk_bytes = 5000})
+                                : at::cross_entropy_loss(at::linear(hidden, weight).flatten(0, 1), target.flatten());
     loss.backward();
     EXPECT_EQ(hooks, 1);
     gradients[is_fused] = weight.grad();

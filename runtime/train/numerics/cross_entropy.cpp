@@ -156,9 +156,9 @@ bool is_known(const at::Tensor& scores, const at::Tensor& target, const Optional
       scores.scalar_type() == at::kBFloat16 && at::autocast::is_autocast_enabled(scores.device().type());
   return is_plain(scores) && is_plain(target) && scores.dim() == 2 && scores.size(1) > 0 &&
          (scores.scalar_type() == at::kFloat || narrow) && scores.layout() == at::kStrided &&
-         has_cross_entropy_kernel(scores.device(), scores.scalar_type()) &&
-         target.device() == scores.device() && target.scalar_type() == at::kLong && target.dim() == 1 &&
-         target.size(0) == scores.size(0) && !(weight && weight->defined());
+         has_cross_entropy_kernel(scores.device(), scores.scalar_type()) && target.device() == scores.device() &&
+         target.scalar_type() == at::kLong && target.dim() == 1 && target.size(0) == scores.size(0) &&
+         !(weight && weight->defined());
 }
 
 at::Tensor cross_entropy_loss(const at::Tensor& scores, const at::Tensor& target, const Optional& weight,

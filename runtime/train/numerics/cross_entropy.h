@@ -1,8 +1,9 @@
-// dtrain's kernels of cross entropy, as functions of tensors on CPUs and GPUs: for the operator that replaces libtorch's
-// (own_operators.h), and for linear_cross_entropy().
+// dtrain's kernels of cross entropy, as functions of tensors on CPUs and GPUs: for the operator that replaces
+// libtorch's (own_operators.h), and for linear_cross_entropy().
 //
-// `scores` [rows, classes], float32 or bfloat16, and `target` [rows], int64, are contiguous and on one device. Rows whose
-// target is `ignored` have the loss 0, and the gradient 0. On a CPU a target that is no class is libtorch's error.
+// `scores` [rows, classes], float32 or bfloat16, and `target` [rows], int64, are contiguous and on one device. Rows
+// whose target is `ignored` have the loss 0, and the gradient 0. On a CPU a target that is no class is libtorch's
+// error.
 #pragma once
 
 #include <cstdint>

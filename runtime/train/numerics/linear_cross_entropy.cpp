@@ -134,7 +134,7 @@ class Chunks {
     if (of_bias.defined()) of_bias.add_(of_scores.sum(0, /*keepdim=*/false, settings_.sums()));
     if (!of_weight.defined()) return;
     if (settings_.product == settings_.sums()) {
-      of_weight.addmm_(of_scores.t(), input);
+      at::addmm_out(of_weight, of_weight, of_scores.t(), input);
     } else {
       if (!part_of_weight_.defined()) part_of_weight_ = at::empty(of_weight.sizes(), input.options());
       at::mm_out(part_of_weight_, of_scores.t(), input);

@@ -11,10 +11,10 @@ namespace dtrain {
 
 // Settings of linear_cross_entropy(); the names are those of torch.nn.functional.linear_cross_entropy.
 struct LinearCrossEntropyOptions {
-  at::Tensor linear_bias = {};  // [classes]; undefined: none
+  at::Tensor linear_bias = {};                               // [classes]; undefined: none
   at::Reduction::Reduction reduction = at::Reduction::Mean;  // Mean or Sum
-  std::int64_t ignore_index = -100;  // rows with this target have no loss and do not count in the mean
-  double label_smoothing = 0;        // from 0 to 1
+  std::int64_t ignore_index = -100;     // rows with this target have no loss and do not count in the mean
+  double label_smoothing = 0;           // from 0 to 1
   std::int64_t chunk_bytes = 64 << 20;  // the most that the scores of a chunk take, unless one row alone takes more
 };
 
