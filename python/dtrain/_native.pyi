@@ -127,6 +127,9 @@ def open_loader(keys: Mapping[str, Any], folder: str, batch_size: int, rank: int
 def open_data_set(context: Context, keys: Mapping[str, Any], folder: str, batch_size: int, /) -> Loader: ...
 def epoch_of(position: str, /) -> int: ...
 
+def linear_cross_entropy(input: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, bias: torch.Tensor | None, sum: bool,
+                         ignore_index: int, label_smoothing: float, chunk_bytes: int, /) -> torch.Tensor: ...
+
 # {"layers.0.weight": (updates, {"exp_avg": tensor})}
 _OptimizerState = dict[str, tuple[int, dict[str, torch.Tensor]]]
 

@@ -15,6 +15,7 @@
 #include "dtrain/comm/control.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/rank_session.h"
+#include "dtrain/train/linear_cross_entropy.h"
 #include "numerics/matmul_path.h"
 #include "python_error.h"
 #include "values.h"
@@ -148,6 +149,17 @@ void add_context(py::module_& module) {
       .def("write_validation", &write_validation);
 }
 
+at::Tensor linear_cross_entropy_of(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& target,
+                                   const std::optional<at::Tensor>& bias, bool sum, std::int64_t ignore_index,
+                                   double label_smoothing, std::int64_t chunk_bytes) {
+  return linear_cross_entropy(input, weight, target,
+                              {.linear_bias = bias.value_or(at::Tensor()),
+                               .reduction = sum ? at::Reduction::Sum : at::Reduction::Mean,
+                               .ignore_index = ignore_index,
+                               .label_smoothing = label_smoothing,
+                               .chunk_bytes = chunk_bytes});
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_native, module) {
@@ -158,6 +170,7 @@ PYBIND11_MODULE(_native, module) {
   add_data_sets(module);
   add_optimizer_state(module);
   add_trial(module);
+  module.def("linear_cross_entropy", &linear_cross_entropy_of, Unlocked());
 }
 
 }  // namespace dtrain::python

@@ -20,6 +20,7 @@
 #include "device/device_kernels.h"
 #include "device/training_device.h"
 #include "dtrain/config/optimizers.h"
+#include "dtrain/train/linear_cross_entropy.h"
 #include "model/optimizer_update.h"
 #include "model/precision.h"
 #include "numerics/own_operators.h"
@@ -60,14 +61,25 @@ class Bench {
   void compare(const std::string& name, double bytes, double difference, double limit,
                const std::function<void()>& ours, const std::function<void()>& libtorchs) {
     const double own = seconds_of(gpu_, ours), peer = seconds_of(gpu_, libtorchs);
+    std::printf("%-14s %8.3f ms, %3.0f%% of the copies' rate", name.c_str(), own * 1e3, 100 * bytes / rate_ / own);
+    print_peer(own, peer, difference, limit);
+  }
+  // The same where products of matrices take most of the time: `operations` in floating point.
+  void compare_products(const std::string& name, double operations, double difference, double limit,
+                        const std::function<void()>& ours, const std::function<void()>& libtorchs) {
+    const double own = seconds_of(gpu_, ours), peer = seconds_of(gpu_, libtorchs);
+    std::printf("%-14s %8.3f ms, %.0f TFLOP/s", name.c_str(), own * 1e3, operations / own / 1e12);
+    print_peer(own, peer, difference, limit);
+  }
+
+ private:
+  void print_peer(double own, double peer, double difference, double limit) {
     const bool near = difference <= limit;
-    std::printf("%-14s %8.3f ms, %3.0f%% of the copies' rate; libtorch %8.3f ms (%.2fx); differs by %.1e%s\n",
-                name.c_str(), own * 1e3, 100 * bytes / rate_ / own, peer * 1e3, peer / own, difference,
+    std::printf("; libtorch %8.3f ms (%.2fx); differs by %.1e%s\n", peer * 1e3, peer / own, difference,
                 near ? "" : ": too much");
     all_near_ = all_near_ && near;
   }
 
- private:
   const c10::Device gpu_;
   double rate_ = 1;
   bool all_near_ = true;
@@ -144,6 +156,35 @@ void measure_layer_norm(Bench& bench, c10::Device gpu, std::int64_t rows, std::i
       [&] { libtorchs(); });
 }
 
+// In chunks of 64 MiB and of 256 MiB, against libtorch's operators with all scores.
+void measure_linear_cross_entropy(Bench& bench, c10::Device gpu, std::int64_t rows) {
+  constexpr std::int64_t kClasses = 50'257, kFeatures = 768;
+  const at::Tensor target = at::randint(kClasses, {rows}, at::TensorOptions(gpu).dtype(at::kLong));
+  const at::Tensor hidden = at::randn({rows, kFeatures}, gpu).to(at::kBFloat16).requires_grad_();
+  const at::Tensor weight = (at::randn({kClasses, kFeatures}, gpu) * 0.02).requires_grad_();
+  const auto gradient_of = [&](const std::function<at::Tensor()>& loss_of) {
+    at::Tensor loss;
+    {
+      const train::Autocast autocast(at::kBFloat16, gpu);
+      loss = loss_of();
+    }
+    return torch::autograd::grad({loss}, {hidden, weight})[1];
+  };
+  const auto libtorchs = [&] {
+    return gradient_of(
+        [&] { return at::compositeimplicitautograd::cross_entropy_loss(at::linear(hidden, weight), target); });
+  };
+  for (const std::int64_t mib : {64, 256}) {
+    const auto ours = [&] {
+      return gradient_of([&] { return linear_cross_entropy(hidden, weight, target, {.chunk_bytes = mib << 20}); });
+    };
+    const double differs = difference(ours(), libtorchs());
+    bench.compare_products(
+        "linear_cross_entropy, " + std::to_string(mib) + " MiB", 6.0 * static_cast<double>(rows * kClasses * kFeatures),
+        differs, 1e-2, [&] { ours(); }, [&] { libtorchs(); });
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -161,10 +202,10 @@ int main(int argc, char** argv) {
     bench.measure_copies(parameters);
     measure_update(bench, gpu, parameters);
     measure_norm(bench, gpu, parameters);
-    measure_cross_entropy(bench, gpu, std::max<std::int64_t>(1, 8 * 1024 / divisor));
-    for (const std::int64_t columns : {768, 2048}) {
-      measure_layer_norm(bench, gpu, std::max<std::int64_t>(1, 8 * 1024 / divisor), columns);
-    }
+    const std::int64_t rows = std::max<std::int64_t>(1, 8 * 1024 / divisor);
+    measure_cross_entropy(bench, gpu, rows);
+    measure_linear_cross_entropy(bench, gpu, rows);
+    for (const std::int64_t columns : {768, 2048}) measure_layer_norm(bench, gpu, rows, columns);
     return bench.all_near() ? 0 : 1;
   } catch (const std::exception& error) {
     std::printf("bench_gpu_kernels: %s\n", error.what());

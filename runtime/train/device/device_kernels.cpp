@@ -170,8 +170,15 @@ std::tuple<at::Tensor, at::Tensor> cross_entropy_on_device(const at::Tensor& sco
 at::Tensor cross_entropy_gradient_on_device(const at::Tensor& of_losses, const at::Tensor& scores,
                                             const at::Tensor& target, const at::Tensor& sums, std::int64_t ignored,
                                             double smoothing) {
-  const at::Tensor gradient = at::empty_like(scores, at::MemoryFormat::Contiguous);
-  if (gradient.numel() == 0) return gradient;
+  at::Tensor gradient = at::empty_like(scores, at::MemoryFormat::Contiguous);
+  write_cross_entropy_gradient_on_device(gradient, of_losses, scores, target, sums, ignored, smoothing);
+  return gradient;
+}
+
+void write_cross_entropy_gradient_on_device(const at::Tensor& gradient, const at::Tensor& of_losses,
+                                            const at::Tensor& scores, const at::Tensor& target, const at::Tensor& sums,
+                                            std::int64_t ignored, double smoothing) {
+  if (gradient.numel() == 0) return;
   with_type_of(scores, [&]<class Score>(Score) {
     auto arguments = arguments_of<Score>(scores, target, sums, ignored, smoothing);
     arguments.of_losses = of_losses.const_data_ptr<float>();
@@ -179,7 +186,6 @@ at::Tensor cross_entropy_gradient_on_device(const at::Tensor& of_losses, const a
     check_launch(loaded_kernels().loaded->cross_entropy_gradient(arguments, stream_of(scores)),
                  "cross_entropy_gradient");
   });
-  return gradient;
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> norm_gradient_on_device(const at::Tensor& of_result, const at::Tensor& x,

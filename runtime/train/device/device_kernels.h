@@ -43,12 +43,16 @@ std::optional<at::Tensor> sum_of_squares_on_device(at::TensorList tensors);
 // Cross entropy of `scores` [rows, classes], float32 or bfloat16, under `target` [rows], int64: both contiguous, on a
 // GPU that has kernels. The first function returns the rows' losses [rows] and the values for their gradients [rows,
 // 2]; the second the gradient of the scores, where `of_losses` [rows] is that of the losses; all float32 but the
-// gradient. A target that is no class makes the loss NaN, for the host does not read it.
+// gradient. A target that is no class makes the loss NaN, for the host does not read it. The third function writes the
+// gradient to a tensor like `scores`, or to `scores` themselves.
 std::tuple<at::Tensor, at::Tensor> cross_entropy_on_device(const at::Tensor& scores, const at::Tensor& target,
                                                            std::int64_t ignored, double smoothing);
 at::Tensor cross_entropy_gradient_on_device(const at::Tensor& of_losses, const at::Tensor& scores,
                                             const at::Tensor& target, const at::Tensor& sums, std::int64_t ignored,
                                             double smoothing);
+void write_cross_entropy_gradient_on_device(const at::Tensor& gradient, const at::Tensor& of_losses,
+                                            const at::Tensor& scores, const at::Tensor& target, const at::Tensor& sums,
+                                            std::int64_t ignored, double smoothing);
 
 // The gradients of layer norm, or of RMS norm if there is no `mean`: of its inputs `x` [..., columns], of the weight,
 // and of the bias if `bias`; else that is undefined. x, the gradient `of_result` and the weight, of one type, float32

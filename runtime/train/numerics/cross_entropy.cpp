@@ -1,3 +1,5 @@
+#include "numerics/cross_entropy.h"
+
 #include <algorithm>
 
 #include <ATen/ATen.h>
@@ -82,17 +84,22 @@ std::tuple<at::Tensor, at::Tensor> losses_of(const at::Tensor& scores, const at:
   return {losses, sums};
 }
 
-// `of_losses` [rows], float32.
-at::Tensor gradient_of(const at::Tensor& of_losses, const at::Tensor& scores, const at::Tensor& target,
-                       const at::Tensor& sums, std::int64_t ignored, double smoothing) {
+void write_gradient(const at::Tensor& gradient, const at::Tensor& of_losses, const at::Tensor& scores,
+                    const at::Tensor& target, const at::Tensor& sums, std::int64_t ignored, double smoothing) {
   const std::int64_t classes = scores.size(1);
-  const at::Tensor gradient = at::empty_like(scores, at::MemoryFormat::Contiguous);
   for_rows(scores, [&]<class Score>(std::int64_t begin, std::int64_t end, const Score* first) {
     kernels::cross_entropy_gradient(rows_of(target, classes, ignored, smoothing, begin, end), first,
                                     reinterpret_cast<const kernels::RowSum*>(sums.const_data_ptr<float>()) + begin,
                                     of_losses.const_data_ptr<float>() + begin,
                                     static_cast<Score*>(gradient.mutable_data_ptr()) + begin * classes);
   });
+}
+
+// `of_losses` [rows], float32.
+at::Tensor gradient_of(const at::Tensor& of_losses, const at::Tensor& scores, const at::Tensor& target,
+                       const at::Tensor& sums, std::int64_t ignored, double smoothing) {
+  at::Tensor gradient = at::empty_like(scores, at::MemoryFormat::Contiguous);
+  write_gradient(gradient, of_losses, scores, target, sums, ignored, smoothing);
   return gradient;
 }
 
@@ -147,11 +154,11 @@ class OnePassCrossEntropy : public torch::autograd::Function<OnePassCrossEntropy
 bool is_known(const at::Tensor& scores, const at::Tensor& target, const Optional& weight) {
   const bool narrow =
       scores.scalar_type() == at::kBFloat16 && at::autocast::is_autocast_enabled(scores.device().type());
-  const bool has_kernel = scores.is_cpu() || (scores.is_cuda() && why_no_device_kernels().empty());
   return is_plain(scores) && is_plain(target) && scores.dim() == 2 && scores.size(1) > 0 &&
-         (scores.scalar_type() == at::kFloat || narrow) && scores.layout() == at::kStrided && has_kernel &&
-         target.device() == scores.device() && target.scalar_type() == at::kLong && target.dim() == 1 &&
-         target.size(0) == scores.size(0) && !(weight && weight->defined());
+         (scores.scalar_type() == at::kFloat || narrow) && scores.layout() == at::kStrided &&
+         has_cross_entropy_kernel(scores.device(), scores.scalar_type()) && target.device() == scores.device() &&
+         target.scalar_type() == at::kLong && target.dim() == 1 && target.size(0) == scores.size(0) &&
+         !(weight && weight->defined());
 }
 
 at::Tensor cross_entropy_loss(const at::Tensor& scores, const at::Tensor& target, const Optional& weight,
@@ -164,6 +171,24 @@ at::Tensor cross_entropy_loss(const at::Tensor& scores, const at::Tensor& target
 }
 
 }  // namespace
+
+bool has_cross_entropy_kernel(at::Device device, at::ScalarType type) {
+  return (type == at::kFloat || type == at::kBFloat16) &&
+         (device.is_cpu() || (device.is_cuda() && why_no_device_kernels().empty()));
+}
+
+std::tuple<at::Tensor, at::Tensor> cross_entropy_of(const at::Tensor& scores, const at::Tensor& target,
+                                                    std::int64_t ignored, double smoothing) {
+  return scores.is_cpu() ? losses_of(scores, target, ignored, smoothing)
+                         : cross_entropy_on_device(scores, target, ignored, smoothing);
+}
+
+void write_cross_entropy_gradient(const at::Tensor& gradient, const at::Tensor& of_losses, const at::Tensor& scores,
+                                  const at::Tensor& target, const at::Tensor& sums, std::int64_t ignored,
+                                  double smoothing) {
+  if (scores.is_cpu()) return write_gradient(gradient, of_losses, scores, target, sums, ignored, smoothing);
+  write_cross_entropy_gradient_on_device(gradient, of_losses, scores, target, sums, ignored, smoothing);
+}
 
 bool is_summed_cross_entropy(const torch::autograd::Node* node) {
   const auto* const ours = dynamic_cast<const torch::autograd::CppNode<OnePassCrossEntropy>*>(node);

@@ -118,13 +118,13 @@ HWY_INLINE void backward(const CrossEntropyRows& of, const Score* scores, const 
     const auto beyond = [&](V score) {
       return hn::Sub(hn::Exp(Floats(), hn::Sub(hn::Sub(score, maximum), log_sum)), everywhere);
     };
+    const V target = beyond(load_some(row + of.targets[r], 1, 0));  // read first: `to` may be `row`
     std::size_t i = 0;
     for (; i + lanes <= of.classes; i += lanes) store(hn::Mul(beyond(load(row + i)), factor), to + i);
     if (i < of.classes) {
       const std::size_t left = of.classes - i;
       store_some(hn::Mul(beyond(load_some(row + i, left, 0)), factor), left, to + i);
     }
-    const V target = beyond(load_some(row + of.targets[r], 1, 0));
     store_some(hn::Mul(hn::Sub(target, at_target), factor), 1, to + of.targets[r]);
   }
 }

@@ -100,7 +100,7 @@ void cross_entropy(const CrossEntropyRows& of, const float* scores, float* losse
 void cross_entropy(const CrossEntropyRows& of, const Bfloat16* scores, float* losses, RowSum* sums);
 
 // Writes the gradients of the scores, `gradients` [rows, classes], from those of the rows' losses, `of_losses` [rows].
-// bfloat16 is rounded to nearest even.
+// `gradients` may be `scores`. bfloat16 is rounded to nearest even.
 void cross_entropy_gradient(const CrossEntropyRows& of, const float* scores, const RowSum* sums, const float* of_losses,
                             float* gradients);
 void cross_entropy_gradient(const CrossEntropyRows& of, const Bfloat16* scores, const RowSum* sums,

@@ -51,6 +51,8 @@ void add_norms(torch::Library& own, torch::Library& aten_on_gpus);
 
 // True for the node of dtrain's cross entropy with reduction="sum".
 bool is_summed_cross_entropy(const torch::autograd::Node* node);
+// The same for linear_cross_entropy().
+bool is_summed_linear_cross_entropy(const torch::autograd::Node* node);
 
 // True if dtrain's kernels may take the tensor: its elements can be read, unlike those of tracers of torch.compile and
 // torch.func, and it has no tangent of forward-mode differentiation, which the kernels do not compute.

@@ -112,6 +112,7 @@ std::string sum_at(const Node* node, int depth) {
     return operation(*node) + "(reduction=\"sum\")";
   }
   if (is_summed_cross_entropy(node)) return "CrossEntropyLoss(reduction=\"sum\")";
+  if (is_summed_linear_cross_entropy(node)) return "linear_cross_entropy(reduction=\"sum\")";
   if (sums_samples<generated::SumBackward0>(node) || sums_samples<generated::SumBackward1>(node)) return "sum()";
   if (passes_on(node)) return sum_at(input(*node, 0), depth + 1);
   if (!dynamic_cast<const generated::AddBackward0*>(node)) return {};

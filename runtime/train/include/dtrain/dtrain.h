@@ -4,4 +4,5 @@
 #include <torch/torch.h>
 
 #include "dtrain/train/gradient_checkpointing.h"
+#include "dtrain/train/linear_cross_entropy.h"
 #include "dtrain/train/run_trial.h"
