@@ -144,7 +144,7 @@ std::optional<std::vector<std::size_t>> Fusion::remembered(bool several_hosts) {
 }
 
 std::int64_t Fusion::settled_steps() const {
-  const int lag = on_device() ? comm::FusionTuner::kMostLag : 0;
+  const int lag = on_device() && options_.cycle_ms > 0 ? comm::FusionTuner::kMostLag : 0;
   if (!options_.auto_tune) return kWarmUpSteps + kGapSteps + lag;
   // The tuner begins when a codec's warm-up has ended.
   return comm::FusionTuner::kMaxSteps + comm::codec_maker(options_.compression).warmup_steps;
