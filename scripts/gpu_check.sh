@@ -183,7 +183,8 @@ if [ -n "$fake" ] || [ "$slot_type" = cpu ]; then peer=cpu; fi  # PyTorch's own 
 
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/dtrain-gpu-check-XXXXXX")
 trap 'rm -rf "$scratch"' EXIT
-export DTRAIN_STATE_DIR=$scratch/state XDG_CONFIG_HOME=$scratch/none  # no queue but ours, and nobody's cluster file
+# No queue but ours, nobody's cluster file, and nothing that was measured before.
+export DTRAIN_STATE_DIR=$scratch/state XDG_CONFIG_HOME=$scratch/none XDG_CACHE_HOME=$scratch/cache
 
 # --- sections
 # A section prints what belongs into the results. It returns 0, or 77 with the reason in $reason where it cannot be

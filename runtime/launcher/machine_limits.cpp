@@ -295,7 +295,11 @@ Json run_calibration(const std::vector<std::string>& arguments, const rank::Vari
     const rank::MissingProgram missing = rank::missing_program(kCalibrationProgram);
     throw Error(missing.text, missing.remedy);
   }
-  const std::string libraries = rank::find_libraries(program, of_ranks);
+  std::string libraries = rank::find_libraries(program, of_ranks);
+  // The ranks look there first, too.
+  if (const auto given = variables.find("LD_LIBRARY_PATH"); given != variables.end() && !given->second.empty()) {
+    libraries = given->second + (libraries.empty() ? "" : ":" + libraries);
+  }
   Pipe out = make_pipe();
   Pipe err = make_pipe();
   const UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));

@@ -24,7 +24,7 @@ class GpuRuns(unittest.TestCase):
 
     def launch(self, ranks, *sets, **extra):
         # The GPU is behind its host: events are not ready when they are asked for at once.
-        extra = {"DTRAIN_FAKE_GPU_DELAYED_QUERIES": "2", **extra}
+        extra = {"DTRAIN_FAKE_GPU_DELAYED_QUERIES": "2", "XDG_CACHE_HOME": str(self.work.path / "no-cache"), **extra}
         return launch(BUILD, EXPERIMENT, self.work.new_run(), [*SETS, f"resources.slots_per_trial={ranks}", *sets],
                       **gpu_environment(BUILD, **extra)).expect(0)
 

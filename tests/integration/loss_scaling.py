@@ -203,7 +203,7 @@ def with_files(one, ranks, folder):
     """The case as gpu_cases has it."""
     path = folder / f"{ranks}-{one['name']}.safetensors".replace(" ", "-")
     parity_model.save(batches_of(one, ranks), path)
-    optimizations = {"mixed_precision": one["precision"], "aggregation_frequency": one.get("k", 1)}
+    optimizations = {"mixed_precision": one["precision"], "aggregation_frequency": one.get("k", 1), "operators": "default"}
     for key in ("sharded_optimizer", "gradient_compression", "local_sgd"):
         if key in one:
             optimizations[key] = one[key]
