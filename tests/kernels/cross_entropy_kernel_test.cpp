@@ -61,7 +61,7 @@ template <class Score>
 std::vector<Score> random_scores(std::int64_t count, double size) {
   std::vector<Score> scores(static_cast<std::size_t>(count));
   const std::vector<float> floats = random_floats(count, 11, -size, size);
-  for (std::size_t i = 0; i < scores.size(); ++i) train::cuda::set_score(scores[i], floats[i]);
+  for (std::size_t i = 0; i < scores.size(); ++i) scores[i] = train::cuda::from_float<Score>(floats[i]);
   return scores;
 }
 
@@ -83,7 +83,7 @@ void check(const Case& c) {
   const double tolerance = std::is_same_v<Score, float> ? 1e-5 : 4e-3;
   for (std::int64_t row = 0; row < c.rows; ++row) {
     const auto score = [&](std::int64_t i) {
-      return static_cast<double>(train::cuda::score_of(scores[static_cast<std::size_t>(row * c.classes + i)]));
+      return static_cast<double>(train::cuda::to_float(scores[static_cast<std::size_t>(row * c.classes + i)]));
     };
     const auto at = static_cast<std::size_t>(row);
     double sum = 0, plain = 0;
@@ -96,7 +96,7 @@ void check(const Case& c) {
     for (std::int64_t i = 0; i < c.classes; ++i) {
       const double of_score = std::exp(score(i)) / sum - smoothing / classes - (i == targets[at] ? 1 - smoothing : 0);
       const double expected = ignored ? 0 : of_score * of_losses[at];
-      const double found = train::cuda::score_of(result.gradient[static_cast<std::size_t>(row * c.classes + i)]);
+      const double found = train::cuda::to_float(result.gradient[static_cast<std::size_t>(row * c.classes + i)]);
       ASSERT_NEAR(found, expected, 1e-6 + tolerance * std::fabs(expected)) << "class " << i;
     }
   }

@@ -30,19 +30,6 @@ struct CrossEntropyArguments {
   Score* gradient = nullptr;         // rows * classes, written by the second kernel
 };
 
-DTRAIN_DEVICE float score_of(float score) {
-  return score;
-}
-DTRAIN_DEVICE float score_of(std::uint16_t score) {
-  return from_bfloat16(score);
-}
-DTRAIN_DEVICE void set_score(float& score, float value) {
-  score = value;
-}
-DTRAIN_DEVICE void set_score(std::uint16_t& score, float value) {
-  score = to_bfloat16(value);
-}
-
 // The sum of exp(score - maximum) over the scores seen so far, and the plain sum of the scores.
 struct RunningSum {
   float maximum, sum, plain;
@@ -100,10 +87,10 @@ DTRAIN_DEVICE void cross_entropy(Block& block, const CrossEntropyArguments<Score
       RunningSum sum = empty_sum();
       for_row<kPack>(
           a.scores, static_cast<const Score*>(nullptr), row * a.classes, a.classes, thread,
-          [&](std::int64_t i) { add_score(sum, score_of(scores.template get<1>(i).lane[0])); },
+          [&](std::int64_t i) { add_score(sum, to_float(scores.template get<1>(i).lane[0])); },
           [&](std::int64_t i) {
             const auto pack = scores.template get<kPack>(i);
-            for (int k = 0; k < kPack; ++k) add_score(sum, score_of(pack.lane[k]));
+            for (int k = 0; k < kPack; ++k) add_score(sum, to_float(pack.lane[k]));
           });
       sums.of[thread] = sum;
     });
@@ -121,7 +108,7 @@ DTRAIN_DEVICE void cross_entropy(Block& block, const CrossEntropyArguments<Score
       if (target == a.ignored) {
         loss = 0;
       } else if (target >= 0 && target < a.classes) {
-        const float score = score_of(scores.template get<1>(row * a.classes + target).lane[0]);
+        const float score = to_float(scores.template get<1>(row * a.classes + target).lane[0]);
         loss = logarithm - (score - whole.maximum);
         if (a.smoothing > 0) {
           const float mean = logarithm - (whole.plain / static_cast<float>(a.classes) - whole.maximum);
@@ -163,11 +150,9 @@ DTRAIN_DEVICE void cross_entropy_gradient(Block& block, const CrossEntropyArgume
     block.each([&](int thread) {
       const RowFactors f = shared;
       const auto of_score = [&](std::int64_t i, Score score) {
-        float probability = expf(score_of(score) - f.maximum - f.logarithm) - f.share;
+        float probability = expf(to_float(score) - f.maximum - f.logarithm) - f.share;
         if (i == f.target) probability -= 1 - a.smoothing;
-        Score result;
-        set_score(result, f.ignored ? 0 : probability * f.of_loss);
-        return result;
+        return from_float<Score>(f.ignored ? 0 : probability * f.of_loss);
       };
       for_row<kPack>(
           a.scores, a.gradient, row * a.classes, a.classes, thread,
