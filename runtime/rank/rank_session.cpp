@@ -51,6 +51,11 @@ const comm::World& RankSession::world() const {
 std::optional<int> RankSession::gpu() const {
   return gpus_->cuda_index;
 }
+
+std::string RankSession::gpu_name() const {
+  const auto rank = static_cast<std::size_t>(world().rank);
+  return rank < gpus_->ranks.size() && gpus_->ranks[rank] ? gpus_->ranks[rank]->name : "";
+}
 comm::ControlPlane& RankSession::control() {
   return membership_->control();
 }

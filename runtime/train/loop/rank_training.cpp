@@ -164,6 +164,8 @@ StepOptions step_options(const rank::RankSession& session, const TrialContext::W
   }
   options.fusion.cache_folder = session.cache_folder();
   options.fusion.batch_per_rank = session.batch_per_rank();
+  options.fusion.precision = config::word_of(config::kPrecisions, options.precision);
+  options.fusion.gpu = session.gpu_name();
   return options;
 }
 

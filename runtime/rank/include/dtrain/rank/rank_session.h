@@ -105,6 +105,8 @@ class RankSession {
   const comm::World& world() const;
   // Returns the GPU that this rank trains on, as CUDA numbers the GPUs of this process; empty: it trains on the CPU.
   std::optional<int> gpu() const;
+  // Returns its name, "NVIDIA H100 80GB HBM3"; empty: the rank trains on the CPU, or the name is not known.
+  std::string gpu_name() const;
   comm::ControlPlane& control();
   comm::Communicator& communicator();
   // Makes the communicator for data on the ranks' GPUs (NCCL). Collective; at most once, after the process has opened
