@@ -95,6 +95,10 @@ void RankSession::use_global_batch_size(std::int64_t samples) {
   update_plan("batch_per_rank", std::vector<std::int64_t>(static_cast<std::size_t>(world().size), batch_per_rank()));
 }
 
+std::string RankSession::address() const {
+  return membership_->address().empty() ? "127.0.0.1" : membership_->address();
+}
+
 std::filesystem::path RankSession::cache_folder() const {
   return rank::cache_folder(process_variables());
 }

@@ -122,6 +122,8 @@ class RankSession {
   // For a script without an experiment file, whose loader has the batches: replaces hyperparameters.global_batch_size.
   // ConfigError as split_batch(). The same on every rank, before training is set up.
   void use_global_batch_size(std::int64_t samples);
+  // Returns the address of this host for connections from the other ranks: 127.0.0.1 if all are on one host.
+  std::string address() const;
   // Returns the folder for results for later runs, such as tuned fusion plans. Empty: none. It may not exist yet.
   std::filesystem::path cache_folder() const;
 
