@@ -71,12 +71,13 @@ class UnchangedScript {
     ++steps_;
     samples_ += samples;
     if (steps_ == 1 && samples > 0 && is_first_rank()) session_->use_global_batch_size(samples * world().size);
+    learning_rate_ = learning_rate;
     if (loss) {
       losses_ += *loss;
       ++losses_counted_;
     }
     if (is_first_rank()) {
-      if (steps_ % session_->experiment().scheduling_unit == 0) write_metrics(learning_rate);
+      if (steps_ % session_->experiment().scheduling_unit == 0) write_metrics();
       report_progress(loss);
     }
     session_->recorder().end_step({{samples}, /*exchanged=*/1, /*epoch=*/0});
@@ -95,6 +96,7 @@ class UnchangedScript {
   // Ends the run of a script that has ended well. Returns the exit code. Collective.
   int finish() {
     session_->recorder().mark(profile::RunMark::kLoopEnd);
+    if (is_first_rank()) write_metrics();
     exit_code_ = session_->finish(/*stopped=*/false, /*saved=*/false);
     session_.reset();
     return exit_code_;
@@ -110,14 +112,14 @@ class UnchangedScript {
  private:
   bool is_first_rank() const { return world().rank == 0; }
 
-  void write_metrics(double learning_rate) {
+  void write_metrics() {
     if (losses_counted_ == 0) return;
     session_->write_metrics({{"kind", "training"},
                              {"batch", steps_},
                              {"epoch", 0},
                              {"samples", std::exchange(samples_, 0)},
                              {"optimizer_steps", steps_},
-                             {"learning_rate", number_or_text(learning_rate)},
+                             {"learning_rate", number_or_text(learning_rate_)},
                              {"metrics", {{"loss_of_rank_0", number_or_text(losses_ / losses_counted_)}}}});
     losses_ = 0;
     losses_counted_ = 0;
@@ -136,6 +138,7 @@ class UnchangedScript {
   bool has_begun_ = false;
   std::int64_t steps_ = 0;
   std::int64_t samples_ = 0;  // of this rank since the last line of metrics
+  double learning_rate_ = 0;
   double losses_ = 0;
   std::int64_t losses_counted_ = 0;
 };
