@@ -20,15 +20,15 @@ struct TypeFacts {
 };
 
 TypeFacts facts_of(DataType type) {
-  static constexpr TypeFacts kFacts[] = {{"uint8", 1},    {"int32", 4},   {"int64", 8},  {"float16", 2},
-                                         {"bfloat16", 2}, {"float32", 4}, {"float64", 8}};
+  static constexpr TypeFacts kFacts[] = {{"uint8", 1},   {"int32", 4},   {"int64", 8}, {"float16", 2}, {"bfloat16", 2},
+                                         {"float32", 4}, {"float64", 8}, {"int8", 1},  {"int16", 2},   {"bool", 1}};
   return entry_of(kFacts, type, {"unknown type", 0});
 }
 
 std::string_view name_of(Kind kind) {
-  static constexpr std::string_view kNames[] = {"all_reduce", "reduce_scatter", "reduce_parts",
-                                                "all_gather", "gather_parts",   "broadcast",
-                                                "barrier",    "allocate",       "allocate_common"};
+  static constexpr std::string_view kNames[] = {"all_reduce",      "reduce_scatter", "reduce_parts", "all_gather",
+                                                "gather_parts",    "broadcast",      "barrier",      "allocate",
+                                                "allocate_common", "reduce"};
   return entry_of<std::string_view>(kNames, kind, "unknown operation");
 }
 
@@ -58,8 +58,12 @@ std::string_view name_of(DataType type) {
 }
 
 std::string_view name_of(ReduceOp op) {
-  static constexpr std::string_view kNames[] = {"sum", "mean", "min", "max", "product"};
+  static constexpr std::string_view kNames[] = {"sum", "mean", "min", "max", "product", "bit_and", "bit_or", "bit_xor"};
   return entry_of<std::string_view>(kNames, op, "unknown reduction");
+}
+
+bool is_bitwise(ReduceOp op) {
+  return op == ReduceOp::kBitAnd || op == ReduceOp::kBitOr || op == ReduceOp::kBitXor;
 }
 
 Part part_of(std::size_t count, DataType type, int rank, int world_size) {
@@ -88,7 +92,8 @@ std::size_t payload_bytes(const Signature& d, int world_size) {
 }
 
 bool reduces(Kind kind) {
-  return kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kReduceParts;
+  return kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kReduceParts ||
+         kind == Kind::kReduce;
 }
 
 Reduction reduction_of(const Signature& d, int world_size) {
@@ -109,6 +114,7 @@ std::string describe(const Signature& d) {
   text += std::string(comm::name_of(d.type)) + ", " + std::to_string(d.count) + " elements";
   if (d.kind == Kind::kAllGather || d.kind == Kind::kReduceScatter) text += " a rank";
   if (d.kind == Kind::kBroadcast) text += " from rank " + std::to_string(d.root);
+  if (d.kind == Kind::kReduce) text += " to rank " + std::to_string(d.root);
   if (d.bucket >= 0) text += ", bucket " + std::to_string(d.bucket);
   return text + scale_text("inputs scaled", d.pre_scale) + scale_text("scaled", d.post_scale) + ")";
 }

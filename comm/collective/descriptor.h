@@ -20,7 +20,8 @@ enum class Kind : std::uint8_t {
   kBroadcast,
   kBarrier,
   kAllocate,
-  kAllocateCommon
+  kAllocateCommon,
+  kReduce
 };
 
 // The position of data in the communicator's memory.
@@ -45,7 +46,7 @@ struct Signature {
 struct Descriptor : Signature {
   std::uint64_t sequence = 0;
   Place in;
-  Place out;  // set for all_reduce alone, the only operation that writes to peers
+  Place out;  // set where peers write: for all_reduce, and for reduce on its root
 };
 
 // Bytes of this rank's `in` and `out`.

@@ -16,18 +16,23 @@ class IssuingCommunicator : public virtual Communicator {
   Work all_gather(const void* in, void* out, std::size_t count, DataType type, int bucket) override;
   Work reduce_parts(void* data, std::size_t count, DataType type, const ReduceOptions& options) override;
   Work gather_parts(void* data, std::size_t count, DataType type, int bucket) override;
+  Work reduce(const void* in, void* out, std::size_t count, DataType type, int root,
+              const ReduceOptions& options) override;
   Work broadcast(void* data, std::size_t count, DataType type, int root) override;
   Work barrier() override;
 
  protected:
-  // Issues an operation whose `descriptor` has no sequence number yet. The pointers are null only if it has no data.
+  // Issues an operation whose `descriptor` has no sequence number yet. The pointers are null only if it has no data,
+  // and `out` where a reduce() gives this rank no result.
   virtual Work issue(const Descriptor& descriptor, const void* in, void* out) = 0;
   // Checks that all ranks make the same allocation, outside of groups.
   void agree(Kind kind, std::size_t bytes, bool group_open);
 
  private:
   Work checked(const Descriptor& descriptor, const void* in, void* out);
-  Work reduction(Kind kind, std::size_t count, DataType type, const ReduceOptions& options, const void* in, void* out);
+  Work reduction(Kind kind, std::size_t count, DataType type, const ReduceOptions& options, const void* in, void* out,
+                 int root = -1);
+  void check_root(const char* operation, int root) const;
 };
 
 }  // namespace dtrain::comm

@@ -33,6 +33,18 @@ bool in_place_pair(const Arguments& a) {
   return a.inputs == 2 && a.outputs == 2 && a.in[0] == a.out[0] && a.in[1] == a.out[1];
 }
 
+// Returns the operation on bytes that gives kBool's result.
+ReduceOp byte_operation(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return ReduceOp::kMax;
+    case ReduceOp::kProduct:
+      return ReduceOp::kMin;
+    default:
+      return op;
+  }
+}
+
 }  // namespace
 }  // namespace dtrain::comm
 #endif
@@ -103,6 +115,25 @@ struct Product {
   }
 };
 
+struct BitAnd {
+  template <class V>
+  static HWY_INLINE V apply(V a, V b) {
+    return hn::And(a, b);
+  }
+};
+struct BitOr {
+  template <class V>
+  static HWY_INLINE V apply(V a, V b) {
+    return hn::Or(a, b);
+  }
+};
+struct BitXor {
+  template <class V>
+  static HWY_INLINE V apply(V a, V b) {
+    return hn::Xor(a, b);
+  }
+};
+
 enum class Scaling { kNone, kMultiply, kDivide };
 
 template <class E, Scaling kScaling, class D>
@@ -164,7 +195,8 @@ void multiply_integers(const Arguments& a) {
   using U = std::make_unsigned_t<T>;
   for (std::size_t i = 0; i < a.count; ++i) {
     U result = reinterpret_cast<const U*>(a.in[0])[i];
-    for (std::size_t r = 1; r < a.inputs; ++r) result = static_cast<U>(result * reinterpret_cast<const U*>(a.in[r])[i]);
+    for (std::size_t r = 1; r < a.inputs; ++r)
+      result = static_cast<U>(1u * result * reinterpret_cast<const U*>(a.in[r])[i]);
     for (std::size_t r = 0; r < a.outputs; ++r) reinterpret_cast<U*>(a.out[r])[i] = result;
   }
 }
@@ -186,6 +218,15 @@ void run_op(ReduceOp op, const Arguments& a) {
       } else {
         return run<E, Product, kScaling>(a);
       }
+    case ReduceOp::kBitAnd:
+      if constexpr (std::is_integral_v<T>) run<E, BitAnd, kScaling>(a);
+      return;
+    case ReduceOp::kBitOr:
+      if constexpr (std::is_integral_v<T>) run<E, BitOr, kScaling>(a);
+      return;
+    case ReduceOp::kBitXor:
+      if constexpr (std::is_integral_v<T>) run<E, BitXor, kScaling>(a);
+      return;
   }
 }
 
@@ -214,6 +255,12 @@ void reduce_raw(DataType type, ReduceOp op, const Arguments& a) {
       return run_scaled<Wide<float>>(op, a);
     case DataType::kFloat64:
       return run_scaled<Wide<double>>(op, a);
+    case DataType::kInt8:
+      return run_scaled<Wide<std::int8_t>>(op, a);
+    case DataType::kInt16:
+      return run_scaled<Wide<std::int16_t>>(op, a);
+    case DataType::kBool:
+      return run_scaled<Wide<std::uint8_t>>(byte_operation(op), a);
   }
 }
 

@@ -226,6 +226,7 @@ void HierarchicalCore::wait_for(HierarchicalWork& work) {
   };
   bool warned = false;
   for (;;) {
+    if (options_.while_waiting) options_.while_waiting();
     const bool moved = advance();
     if (work.complete_) break;
     if (failed()) throw_failure(&work);

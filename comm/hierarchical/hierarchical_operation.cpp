@@ -83,7 +83,8 @@ bool HierarchicalOperation::advance(Turns& turns) {
     if (!issued_[s] || done_[s] || (works_[s] && !works_[s].test())) continue;
     done_[s] = true;
     moved = true;
-    if (works_[s] && is_mean() && step == (levels_.several_hosts() ? Step::kOuter : Step::kUp)) divide();
+    const Step last_reduction = levels_.several_hosts() ? Step::kOuter : Step::kUp;
+    if (works_[s] && is_mean() && step == last_reduction && holds_result()) divide();
     if (step == Step::kNotes) compare_host();
     if (step == Step::kOuterNotes) compare_hosts();
   }
@@ -204,11 +205,19 @@ ReduceOptions HierarchicalOperation::options_on(bool first, bool last) const {
   return options;
 }
 
+bool HierarchicalOperation::holds_result() const {
+  if (descriptor_.kind != Kind::kReduce) return true;
+  return levels_.several_hosts() ? levels_.is_leader() && root_host() == levels_.host() : is_root();
+}
+
 // Divides a mean by all ranks at once, as a single level would: multiplying by a rounded reciprocal gives other bits.
 void HierarchicalOperation::divide() {
   const bool in_block = scatters(descriptor_.kind) && levels_.several_hosts();
   const bool in_place = descriptor_.kind == Kind::kAllReduce && !shape_.widened;
-  std::byte* const data = in_block ? block_.get() : in_place ? static_cast<std::byte*>(out_) : values_.get();
+  std::byte* const data = descriptor_.kind == Kind::kReduce ? reduced()
+                          : in_block                        ? block_.get()
+                          : in_place                        ? static_cast<std::byte*>(out_)
+                                                            : values_.get();
   const std::size_t count = in_block ? slots_of_host() : shape_.total;
   Reduction reduction = reduction_of(descriptor_, static_cast<int>(levels_.placement.ranks()));
   reduction.type = shape_.type;
@@ -258,6 +267,16 @@ Work HierarchicalOperation::issue_up() {
       }
       values_ = room(shape_.total);
       return host.all_reduce(in_, values_.get(), shape_.total, shape_.type, options_on(true, last));
+    case Kind::kReduce: {
+      if (shape_.widened) widen();
+      const void* const from = values();
+      if (last) {
+        return host.reduce(from, reduced(), shape_.total, shape_.type, static_cast<int>(root_index()),
+                           options_on(true, true));
+      }
+      if (levels_.is_leader() && !values_) values_ = room(shape_.total);
+      return host.reduce(from, values_.get(), shape_.total, shape_.type, 0, options_on(true, false));
+    }
     case Kind::kAllGather:
     case Kind::kGatherParts: {
       block_ = room(slots_of_host());
@@ -266,9 +285,8 @@ Work HierarchicalOperation::issue_up() {
       return host.all_gather(own, block_.get(), shape_.slot, shape_.type, descriptor_.bucket);
     }
     case Kind::kBroadcast: {
-      const auto root = static_cast<std::size_t>(descriptor_.root);
-      if (levels_.placement.host_of[root] != levels_.host()) return {};
-      return host.broadcast(out_, shape_.total, shape_.type, static_cast<int>(levels_.placement.index_of[root]));
+      if (root_host() != levels_.host()) return {};
+      return host.broadcast(out_, shape_.total, shape_.type, static_cast<int>(root_index()));
     }
     default:
       return {};
@@ -314,10 +332,11 @@ Work HierarchicalOperation::issue_outer() {
       }
       packed_ = room(levels_.placement.hosts.size() * slots_of_host());
       return hosts.all_gather(block_.get(), packed_.get(), slots_of_host(), shape_.type, descriptor_.bucket);
-    case Kind::kBroadcast: {
-      const auto root = static_cast<std::size_t>(descriptor_.root);
-      return hosts.broadcast(out_, shape_.total, shape_.type, static_cast<int>(levels_.placement.host_of[root]));
-    }
+    case Kind::kReduce:
+      return hosts.reduce(values(), reduced(), shape_.total, shape_.type, static_cast<int>(root_host()),
+                          options_on(first, true));
+    case Kind::kBroadcast:
+      return hosts.broadcast(out_, shape_.total, shape_.type, static_cast<int>(root_host()));
     default:
       return {};
   }
@@ -340,9 +359,13 @@ Work HierarchicalOperation::issue_down() {
       return host.broadcast(out_, shape_.total, shape_.type, 0);
     case Kind::kBroadcast:
       // The root's host has the data. Its ranks wait until all ranks are known to have entered the same operation.
-      if (levels_.placement.host_of[static_cast<std::size_t>(descriptor_.root)] == levels_.host())
-        return host.barrier();
+      if (root_host() == levels_.host()) return host.barrier();
       return host.broadcast(out_, shape_.total, shape_.type, 0);
+    case Kind::kReduce:
+      // The lowest rank has the result. It reaches the root by way of all ranks of their host.
+      if (root_host() != levels_.host() || root_index() == 0) return host.barrier();
+      if (!reduced()) values_ = room(shape_.total);
+      return host.broadcast(reduced(), shape_.total, shape_.type, 0);
     default:
       return host.barrier();
   }
@@ -374,6 +397,8 @@ void HierarchicalOperation::finish() {
     }
   } else if (descriptor_.kind == Kind::kAllReduce) {
     if (shape_.widened && !came_down) put(values_.get(), static_cast<std::byte*>(out_), shape_.total);
+  } else if (descriptor_.kind == Kind::kReduce) {
+    if (shape_.widened && is_root()) put(values_.get(), static_cast<std::byte*>(out_), shape_.total);
   } else if (scatters(descriptor_.kind)) {
     const std::byte* const from = several_hosts ? block_.get() + levels_.index() * shape_.slot * shape_.element
                                                 : static_cast<const std::byte*>(values()) + mine.begin * shape_.element;

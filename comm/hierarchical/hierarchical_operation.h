@@ -5,7 +5,7 @@
 //   up           (host)   the host's values are reduced or collected
 //   outer notes  (hosts)  the hosts' operation descriptors; complete once every rank has entered the operation
 //   outer        (hosts)  the hosts' values are reduced or collected
-//   down         (host)   the result goes to the host's ranks
+//   down         (host)   the result goes to the host's ranks (of a reduce: on the root's host)
 // Each communicator issues operations in order, independently of the others: `turns` keeps that order. A rank skips
 // the steps that it has no part in and the levels that do not exist. Called on the communicator's thread alone.
 #pragma once
@@ -89,6 +89,13 @@ class HierarchicalOperation {
   std::size_t slots_of_host() const { return levels_.placement.most * shape_.slot; }
   ReduceOptions options_on(bool first, bool last) const;
   const void* values() const { return values_ ? static_cast<const void*>(values_.get()) : in_; }
+  bool is_root() const { return descriptor_.root == levels_.rank; }
+  std::size_t root_host() const { return levels_.placement.host_of[static_cast<std::size_t>(descriptor_.root)]; }
+  std::size_t root_index() const { return levels_.placement.index_of[static_cast<std::size_t>(descriptor_.root)]; }
+  // The memory of a reduce() for the result of all levels, or of the levels so far; null: none yet on this rank.
+  std::byte* reduced() const { return is_root() && !shape_.widened ? static_cast<std::byte*>(out_) : values_.get(); }
+  // True once the last level has reduced, on the rank that it has given the result to.
+  bool holds_result() const;
   bool is_mean() const { return reduces(descriptor_.kind) && descriptor_.op == ReduceOp::kMean; }
   void divide();
   void widen();

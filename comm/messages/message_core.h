@@ -81,6 +81,7 @@ class MessageCore : public std::enable_shared_from_this<MessageCore> {
   using Shared = std::shared_ptr<MessageWork>;
 
   void wait_for(MessageWork& work);
+  Nanoseconds drive_others() const;  // returns the time after which it is due again
   void sleep_until(const std::function<bool()>& over, Nanoseconds until);
   void submit(std::vector<Shared> works);
   void fail(const std::string& cause, bool own);

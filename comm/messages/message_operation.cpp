@@ -74,6 +74,7 @@ const std::byte* MessageOperation::own_values(int r) const {
 }
 
 std::byte* MessageOperation::results(int r) const {
+  if (passed_on_) return passed_on_.get();
   auto* const out = static_cast<std::byte*>(out_);
   return descriptor_.kind == Kind::kReduceScatter ? out : out + part(r).begin * element_;
 }
@@ -92,6 +93,8 @@ bool MessageOperation::hands_out_to(int from, int to) const {
       return true;
     case Kind::kBroadcast:
       return to != descriptor_.root;
+    case Kind::kReduce:
+      return to == descriptor_.root;
     default:
       return false;
   }
@@ -147,6 +150,7 @@ void MessageOperation::begin_data() {
   data_begun_ = true;
   if (small_) return;
   if (!reduces(descriptor_.kind)) return;
+  if (!keeps_result()) passed_on_ = std::make_unique_for_overwrite<std::byte[]>(part(rank_).size() * element_);
   for (Peer& peer : peers_) {
     const std::size_t slots = std::min<std::size_t>(kWindow, peer.get.chunks);
     if (slots != 0) peer.values = std::make_unique_for_overwrite<std::byte[]>(slots * chunk_bytes_);
@@ -260,12 +264,13 @@ void MessageOperation::end() {
     peer.values.reset();
   }
   own_hellos_.clear();
+  passed_on_.reset();
   finished_ = true;
 }
 
 void MessageOperation::finish_small() {
   const std::size_t bytes = in_bytes(descriptor_, 1);
-  if (bytes == 0) return;
+  if (bytes == 0 || !keeps_result()) return;
   auto* const out = static_cast<std::byte*>(out_);
   const auto payload = [this](int r) { return peers_[index(r)].hello->payload; };
   if (reduces(descriptor_.kind)) {

@@ -6,7 +6,7 @@
 // there are ranks (part_of), and each part into chunks, which flow independently of each other:
 //   give    each rank sends its values of part p to rank p (broadcast: the root alone);
 //   reduce  rank p sums its part, chunk by chunk, in rank order: own values and received ones;
-//   hand out  rank p sends its result to all.
+//   hand out  rank p sends its result to all (reduce: to the root alone).
 // Reduce-scatter followed by all-gather: each rank sends and receives 2 (n-1)/n of the payload, the least there is
 // (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009), in one hop each.
 //
@@ -96,7 +96,8 @@ class MessageOperation {
   std::size_t chunk_begin(std::uint32_t k) const { return k * chunk_bytes_; }
   std::size_t chunk_size(int r, std::uint32_t k) const;
   const std::byte* own_values(int r) const;  // this rank's values for rank r's part
-  std::byte* results(int r) const;           // place of rank r's part on this rank
+  std::byte* results(int r) const;           // place of rank r's part on this rank, if it gets the part
+  bool keeps_result() const { return descriptor_.kind != Kind::kReduce || rank_ == descriptor_.root; }
   bool gives_to(int from, int to) const;
   bool hands_out_to(int from, int to) const;
   int sources() const;
@@ -124,7 +125,8 @@ class MessageOperation {
   bool finished_ = false;
   std::vector<Peer> peers_;                                // by rank; this rank's is not used but for its hello
   std::vector<std::unique_ptr<MessageHello>> own_hellos_;  // one for all peers, or one each if they differ
-  std::vector<int> arrived_;  // by chunk of this rank's part: number of ranks whose values have arrived
+  std::vector<int> arrived_;                // by chunk of this rank's part: number of ranks whose values have arrived
+  std::unique_ptr<std::byte[]> passed_on_;  // this rank's part of a result that another rank keeps
   std::uint32_t own_chunks_ = 0;
   std::uint32_t reduced_ = 0;  // chunks of this rank's part that hold the result
 };

@@ -11,6 +11,9 @@ namespace {
 
 constexpr std::chrono::seconds kPatience{1};
 constexpr std::chrono::microseconds kTick{50};
+// Times between two calls of while_waiting(): while operations elsewhere are outstanding, and while none is.
+constexpr std::chrono::microseconds kBetweenDrives{200};
+constexpr std::chrono::milliseconds kLongestBetweenDrives{5};
 
 }  // namespace
 
@@ -25,9 +28,10 @@ void MessageCore::wait_for(MessageWork& work) {
   while (!over()) {
     const Nanoseconds time = now();
     const Nanoseconds next = warned ? deadline : std::min(deadline, began + Nanoseconds(setup_.options.warn_after));
+    const Nanoseconds until = std::min(next, time + drive_others());
     const std::string me = "rank " + rank_name(rank()) + ": ";
     if (time < next) {
-      if (!thread.work_until(over, next)) sleep_until(over, next);
+      if (!thread.work_until(over, until)) sleep_until(over, until);
     } else if (time >= deadline) {
       timed_out = true;
       fail(me + describe_waiting(work, setup_.options.timeout, "timed out after") + describe_hindrance(work), true);
@@ -45,6 +49,11 @@ void MessageCore::wait_for(MessageWork& work) {
     if (timed_out) throw TimedOut(error);
     throw;
   }
+}
+
+Nanoseconds MessageCore::drive_others() const {
+  if (!setup_.options.while_waiting) return setup_.options.timeout;
+  return setup_.options.while_waiting() ? Nanoseconds(kBetweenDrives) : Nanoseconds(kLongestBetweenDrives);
 }
 
 // The thread of messages does the work meanwhile.

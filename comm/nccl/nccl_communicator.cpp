@@ -113,7 +113,7 @@ class Nccl final : public IssuingCommunicator, public NcclCommunicator {
 
  private:
   Work issue(const Descriptor& descriptor, const void* in, void* out) override {
-    check_scales(descriptor, world_size());
+    check_reduction(descriptor, world_size());
     return Work(core_->issue(descriptor, in, out));
   }
   void agree(Kind kind, std::size_t bytes) {

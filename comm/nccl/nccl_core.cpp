@@ -32,6 +32,10 @@ std::size_t NcclWork::bytes() const {
   return payload_bytes(descriptor_, core_->world_size());
 }
 
+std::size_t NcclWork::written_bytes() const {
+  return out_ ? out_bytes(descriptor_, core_->world_size()) : 0;
+}
+
 bool NcclWork::test() {
   if (complete_) return true;
   const Nanoseconds began = core_->now();
@@ -106,7 +110,7 @@ void NcclCore::end_group() {
   std::vector<Range> read, written;
   for (Shared& work : works) {
     const Range in = range(work->in_, in_bytes(work->descriptor_, world_size()));
-    const Range out = range(work->out_, out_bytes(work->descriptor_, world_size()));
+    const Range out = range(work->out_, work->written_bytes());
     const auto hits = [](const std::vector<Range>& those, const Range& wanted) {
       return std::any_of(those.begin(), those.end(), [&](const Range& other) { return other.overlaps(wanted); });
     };
@@ -195,7 +199,7 @@ bool NcclCore::waits_for_host_data(const NcclBatch& batch) const {
     if (before.state != NcclBatch::State::kRunning) break;
     for (const Shared& writer : before.works) {
       if (!writer->result_area()) continue;
-      const Range written = range(writer->out_, out_bytes(writer->descriptor_, world_size()));
+      const Range written = range(writer->out_, writer->written_bytes());
       for (const Shared& reader : batch.works) {
         if (written.overlaps(range(reader->in_, in_bytes(reader->descriptor_, world_size())))) return true;
       }
@@ -213,7 +217,7 @@ void NcclCore::complete(NcclBatch& batch) {
   const Nanoseconds ended = event_times_.of(*batch.done, began, seen);
   for (const Shared& work : batch.works) {
     const StagingArea* const area = work->result_area();
-    if (area) std::memcpy(work->out_, area->host(), out_bytes(work->descriptor_, world_size()));
+    if (area) std::memcpy(work->out_, area->host(), work->written_bytes());
     pool_.give_back(std::move(work->staged_in_));
     pool_.give_back(std::move(work->staged_out_));
     work->timing_.started = began;

@@ -189,6 +189,8 @@ class NcclWork final : public WorkState {
  private:
   friend class NcclCore;
 
+  // Returns the bytes that it writes to the caller's memory: none where a reduce() gives this rank no result.
+  std::size_t written_bytes() const;
   // Returns the area from which host memory gets the result; null if NCCL writes the result to its place.
   StagingArea* result_area() const {
     return staged_out_ ? staged_out_.get() : in_ == out_ ? staged_in_.get() : nullptr;
@@ -220,8 +222,8 @@ struct NcclBatch {
   Nanoseconds enqueued() const;
 };
 
-// Throws CommError if NCCL has no reduction with these scales.
-void check_scales(const Descriptor& descriptor, int world_size);
+// Throws CommError if NCCL has no such reduction, or none with these scales.
+void check_reduction(const Descriptor& descriptor, int world_size);
 
 struct NcclSetup {
   SharedNcclApi api;

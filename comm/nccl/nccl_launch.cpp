@@ -11,15 +11,20 @@
 namespace dtrain::comm {
 namespace {
 
+// NCCL has no 16-bit integers. It moves them as float16, which changes no bits.
 ncclDataType_t nccl_type(DataType type) {
   switch (type) {
     case DataType::kUint8:
+    case DataType::kBool:
       return ncclUint8;
+    case DataType::kInt8:
+      return ncclInt8;
     case DataType::kInt32:
       return ncclInt32;
     case DataType::kInt64:
       return ncclInt64;
     case DataType::kFloat16:
+    case DataType::kInt16:
       return ncclFloat16;
     case DataType::kBfloat16:
       return ncclBfloat16;
@@ -104,8 +109,11 @@ void for_scaled_pieces(std::size_t count, std::size_t element_bytes, const CallP
 
 }  // namespace
 
-void check_scales(const Descriptor& descriptor, int world_size) {
-  if (!reduces(descriptor.kind) || (descriptor.pre_scale == 1.0 && descriptor.post_scale == 1.0)) return;
+void check_reduction(const Descriptor& descriptor, int world_size) {
+  if (!reduces(descriptor.kind)) return;
+  if (descriptor.type == DataType::kInt16) throw CommError(describe(descriptor) + ": NCCL does not reduce int16");
+  if (is_bitwise(descriptor.op)) throw CommError(describe(descriptor) + ": NCCL has no bitwise operations");
+  if (descriptor.pre_scale == 1.0 && descriptor.post_scale == 1.0) return;
   // Even two scales whose product is 1 are refused: a maximum of negated values is a minimum.
   if (descriptor.op != ReduceOp::kSum && descriptor.op != ReduceOp::kMean) {
     throw CommError(describe(descriptor) + ": NCCL scales sums and means alone", "scale the data before or after");
@@ -114,6 +122,9 @@ void check_scales(const Descriptor& descriptor, int world_size) {
 }
 
 ncclRedOp_t NcclCore::reduction(NcclBatch& batch, const Descriptor& descriptor, ncclComm_t comm) {
+  if (descriptor.type == DataType::kBool) {  // bytes with the values 0 and 1
+    return descriptor.op == ReduceOp::kSum || descriptor.op == ReduceOp::kMax ? ncclMax : ncclMin;
+  }
   switch (descriptor.op) {
     case ReduceOp::kMin:
       return ncclMin;
@@ -121,8 +132,7 @@ ncclRedOp_t NcclCore::reduction(NcclBatch& batch, const Descriptor& descriptor, 
       return ncclMax;
     case ReduceOp::kProduct:
       return ncclProd;
-    case ReduceOp::kSum:
-    case ReduceOp::kMean:
+    default:
       break;
   }
   if (descriptor.pre_scale * descriptor.post_scale == 1.0) return descriptor.op == ReduceOp::kSum ? ncclSum : ncclAvg;
@@ -138,7 +148,7 @@ ncclRedOp_t NcclCore::reduction(NcclBatch& batch, const Descriptor& descriptor, 
 
 void NcclCore::stage_in(NcclWork& work) {
   const std::size_t in = in_bytes(work.descriptor_, world_size());
-  const std::size_t out = out_bytes(work.descriptor_, world_size());
+  const std::size_t out = work.written_bytes();
   work.from_ = work.in_;
   work.to_ = work.out_;
   if (in != 0 && !is_device_memory(*setup_.api, work.in_)) {
@@ -159,7 +169,7 @@ void NcclCore::stage_in(NcclWork& work) {
 }
 
 void NcclCore::stage_out(NcclWork& work) {
-  const std::size_t bytes = out_bytes(work.descriptor_, world_size());
+  const std::size_t bytes = work.written_bytes();
   const StagingArea* const area = work.result_area();
   if (!area) return;
   check_cuda(*setup_.api,
@@ -186,8 +196,7 @@ void NcclCore::call(NcclBatch& batch, const NcclWork& work, ncclComm_t comm) {
       if (part.size() > 0) check(call_part(r, data_of(part), part.size()));
     }
   };
-  const bool reduces = d.kind == Kind::kAllReduce || d.kind == Kind::kReduceScatter || d.kind == Kind::kReduceParts;
-  if (world_size() == 1 && reduces && d.pre_scale * d.post_scale != 1.0) {
+  if (world_size() == 1 && reduces(d.kind) && d.pre_scale * d.post_scale != 1.0) {
     const ncclRedOp_t op = reduction(batch, d, comm);
     const auto* const from = static_cast<const std::byte*>(d.kind == Kind::kReduceParts ? work.to_ : work.from_);
     auto* const to = static_cast<std::byte*>(work.to_);
@@ -202,6 +211,9 @@ void NcclCore::call(NcclBatch& batch, const NcclWork& work, ncclComm_t comm) {
       return check(api.ncclAllReduce(work.from_, work.to_, d.count, type, reduction(batch, d, comm), comm, stream));
     case Kind::kReduceScatter:
       return check(api.ncclReduceScatter(work.from_, work.to_, d.count, type, reduction(batch, d, comm), comm, stream));
+    case Kind::kReduce:
+      return check(
+          api.ncclReduce(work.from_, work.to_, d.count, type, reduction(batch, d, comm), d.root, comm, stream));
     case Kind::kAllGather:
       return check(api.ncclAllGather(work.from_, work.to_, d.count, type, comm, stream));
     case Kind::kBroadcast:

@@ -278,14 +278,21 @@ std::unique_ptr<Communicator> make_shm_communicator(ControlPlane& control, const
   const auto hub = std::make_shared<DescriptorHub>(control, check, names);
   const std::size_t bytes = Segment::bytes_needed(world.size);
   SharedMemory made;
-  if (world.rank == 0) made = SharedMemory::create("dtrain-comm", bytes);
+  if (world.rank == 0) {
+    made = SharedMemory::create_unreserved("dtrain-comm", bytes);
+    made.reserve(0, Segment::staging_offset(0, world.size));
+  }
   const auto memory = std::make_shared<SharedMemory>(share_made(std::move(made), bytes, *hub, names, check));
-  memory->close_descriptor();
+  // Many communicators exchange nothing that is staged, so the descriptor stays open until one does.
+  const auto take_staging = [memory, begin = Segment::staging_offset(world.rank, world.size)] {
+    memory->reserve(begin, 2 * kStagingHalf);
+    memory->close_descriptor();
+  };
   const auto segment = std::make_shared<Segment>(memory, memory->data(), world.size);
   auto communicator = std::make_unique<SharedMemoryCommunicator>(SharedMemorySetup{
       world.rank, world.size, control.generation(), "shm", segment,
       std::make_unique<ShmMemory>(hub, world.rank, world.size, names),
-      [&control](int rank) { return std::string(name_of(control.peer_state(rank))); }, options, names});
+      [&control](int rank) { return std::string(name_of(control.peer_state(rank))); }, options, names, take_staging});
   // The callback may outlive the communicator, but not its memory.
   control.on_failure([weak = std::weak_ptr<Segment>(segment)](const RankFailure& failure) {
     if (const auto alive = weak.lock()) alive->abort(failure_text(failure));

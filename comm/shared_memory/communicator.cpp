@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <utility>
+
 #include "collective/descriptor.h"
 #include "dtrain/base/error.h"
 
@@ -96,10 +98,21 @@ bool SharedMemoryCommunicator::plan(Operation& operation) {
     fail(operation, describe(operation.descriptor()) + ", operation " + std::to_string(operation.sequence()) + ": " +
                         error.what());
   }
+  if (transfer.staged_here()) take_staging(operation);
   report_staging(transfer);
   planned_phase_ = transfer.end_phase();
   slot_phase_[operation.sequence() % kRingSlots] = planned_phase_;
   return true;
+}
+
+// No peer touches this rank's staging area before this rank has done a step of the operation that is planned.
+void SharedMemoryCommunicator::take_staging(const Operation& operation) {
+  if (!setup_.take_staging) return;
+  try {
+    std::exchange(setup_.take_staging, nullptr)();
+  } catch (const std::exception& error) {
+    fail(operation, rank_name(rank_) + " cannot stage its data: " + dtrain::describe(error));
+  }
 }
 
 void SharedMemoryCommunicator::report_staging(const Transfer& transfer) {

@@ -78,6 +78,7 @@ struct SharedMemorySetup {
   std::function<std::string(int rank)> peer_state;  // "stopped: no heartbeats"; empty text: not known
   CommunicatorOptions options;
   RankNames names{};
+  std::function<void()> take_staging{};  // called before the first use of this rank's staging area; may be empty
 };
 
 class SharedMemoryCommunicator;
@@ -142,6 +143,7 @@ class SharedMemoryCommunicator final : public IssuingCommunicator {
   // communicator.cpp
   bool advance();                   // true if any operation advanced
   bool plan(Operation& operation);  // false: a peer has not entered it
+  void take_staging(const Operation& operation);
   void report_staging(const Transfer& transfer);
   void note_time(const Operation& operation);
   void run_step(Operation& operation);
@@ -162,6 +164,7 @@ class SharedMemoryCommunicator final : public IssuingCommunicator {
 
   // waiting.cpp
   void wait_for_slot(const Operation& operation);
+  bool drive_others() { return setup_.options.while_waiting && setup_.options.while_waiting(); }
   template <class Done>
   void wait_until(const Done& done, const Operation& operation, Nanoseconds began);
   void throw_if_aborted(const Operation* operation = nullptr, Nanoseconds since = {});

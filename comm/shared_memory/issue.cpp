@@ -26,6 +26,7 @@ std::shared_ptr<Region> SharedMemoryCommunicator::allocate_region(Kind kind, std
   const Nanoseconds deadline = now() + setup_.options.timeout + (rank_ == 0 ? Nanoseconds{0} : kRankZeroHeadStart);
   const auto check = [&](const std::function<std::string()>& missing) {
     throw_if_aborted();
+    drive_others();
     if (now() > deadline) {
       throw CommError(describe(Signature{.count = bytes, .kind = kind}) +
                       " timed out while the ranks exchanged their memory; missing: " + missing());

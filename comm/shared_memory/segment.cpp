@@ -22,14 +22,19 @@ long futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value,
 }  // namespace
 
 std::size_t Segment::bytes_needed(int world_size) {
-  return sizeof(Header) + static_cast<std::size_t>(world_size) * (sizeof(RankBlock) + 2 * kStagingHalf);
+  return staging_offset(world_size, world_size);
+}
+
+std::size_t Segment::staging_offset(int r, int world_size) {
+  return sizeof(Header) + static_cast<std::size_t>(world_size) * sizeof(RankBlock) +
+         static_cast<std::size_t>(r) * 2 * kStagingHalf;
 }
 
 Segment::Segment(std::shared_ptr<void> owner, std::byte* memory, int world_size)
     : owner_(std::move(owner)),
       header_(reinterpret_cast<Header*>(memory)),
       ranks_(reinterpret_cast<RankBlock*>(memory + sizeof(Header))),
-      staging_(memory + sizeof(Header) + static_cast<std::size_t>(world_size) * sizeof(RankBlock)),
+      staging_(memory + staging_offset(0, world_size)),
       world_size_(world_size) {}
 
 void Segment::abort(const std::string& cause) {

@@ -38,7 +38,7 @@ Transfer::Transfer(const Descriptor& descriptor, const void* in, void* out, int 
 
 void Transfer::set_places(const BufferTable& buffers) {
   descriptor_.in = buffers.locate(in_, in_bytes_);
-  if (descriptor_.kind == Kind::kAllReduce) {
+  if (gets_results(rank_)) {
     descriptor_.out = out_ == in_ ? descriptor_.in : buffers.locate(out_, out_bytes(descriptor_, world_size_));
   }
 }
@@ -59,14 +59,15 @@ void Transfer::plan(const Segment& segment, const BufferTable& buffers, std::uin
     buffers.resolve(rank_, registered_out_, in_bytes_);
   }
   shared_.resize(2 * static_cast<std::size_t>(world_size_));
-  const bool writes = descriptor_.kind == Kind::kAllReduce;
+  const bool hands_out = descriptor_.kind == Kind::kAllReduce || descriptor_.kind == Kind::kReduce;
   for (int r = 0; r < world_size_; ++r) {
     if (descriptor_.kind == Kind::kBroadcast && r != descriptor_.root) continue;
     const Announcement& theirs = segment.rank(r).slot(descriptor_.sequence);
     const auto at = static_cast<std::size_t>(r);
     shared_[at] = buffers.resolve(r, theirs.in, in_bytes_);
-    if (writes) shared_[static_cast<std::size_t>(world_size_) + at] = buffers.resolve(r, theirs.out, in_bytes_);
-    staged_ = staged_ || !shared_in(r) || (writes && !shared_out(r));
+    if (gets_results(r))
+      shared_[static_cast<std::size_t>(world_size_) + at] = buffers.resolve(r, theirs.out, in_bytes_);
+    staged_ = staged_ || !shared_in(r) || (gets_results(r) && !shared_out(r));
   }
   if (!staged_) return;
   const std::size_t room = reduces_ ? kStagingHalf / static_cast<std::size_t>(world_size_) : kStagingHalf;
@@ -74,11 +75,12 @@ void Transfer::plan(const Segment& segment, const BufferTable& buffers, std::uin
   std::size_t largest = 0;
   for (int r = 0; r < world_size_; ++r) largest = std::max(largest, owned(r).size());
   pieces_ = static_cast<std::uint32_t>((largest + piece_size_ - 1) / piece_size_);
-  steps_ = pieces_ + (writes ? 2 : 1);
+  steps_ = pieces_ + (hands_out ? 2 : 1);
 }
 
 bool Transfer::staged_here() const {
-  return staged_ && (!shared_in(rank_) || (descriptor_.kind == Kind::kAllReduce && !shared_out(rank_)));
+  const bool gives = descriptor_.kind != Kind::kBroadcast || rank_ == descriptor_.root;
+  return staged_ && ((gives && !shared_in(rank_)) || (gets_results(rank_) && !shared_out(rank_)));
 }
 
 std::uint64_t Transfer::required_phase() const {
@@ -86,15 +88,15 @@ std::uint64_t Transfer::required_phase() const {
   return inline_ ? 0 : base_ + steps_;  // peers still read this rank's memory until they are done as well
 }
 
-// In the pipeline step k copies piece k in, moves piece k - 1 and (all_reduce only) copies piece k - 2 out. The halves
-// of a staging area alternate, so piece k - 2 must be out before piece k overwrites it: copy_out() comes first.
+// In the pipeline step k copies piece k in, moves piece k - 1 and (where results come) copies piece k - 2 out. The
+// halves of a staging area alternate, so piece k - 2 must be out before piece k overwrites it: copy_out() comes first.
 void Transfer::run_step(const Segment& segment, Scratch& scratch) {
   if (inline_) {
     run_inline(segment, scratch);
   } else if (!staged_) {
     run_direct(scratch);
   } else {
-    if (descriptor_.kind == Kind::kAllReduce && step_ >= 2) copy_out(segment, step_ - 2);
+    if (gets_results(rank_) && step_ >= 2) copy_out(segment, step_ - 2);
     copy_in(segment, step_);
     if (step_ >= 1) move(segment, step_ - 1, scratch);
   }
@@ -131,8 +133,9 @@ std::size_t Transfer::out_first() const {
 void Transfer::run_inline(const Segment& segment, Scratch& scratch) const {
   if (payload_ == 0) return;
   const auto payload = [&](int r) { return segment.rank(r).slot(descriptor_.sequence).payload(in_bytes_); };
+  if (descriptor_.kind == Kind::kReduce && rank_ != descriptor_.root) return;
   if (reduces_) {
-    const Part part = descriptor_.kind == Kind::kAllReduce ? Part{0, descriptor_.count} : owned(rank_);
+    const Part part = gets_results(rank_) ? Part{0, descriptor_.count} : owned(rank_);
     scratch.inputs.clear();
     for (int r = 0; r < world_size_; ++r) scratch.inputs.push_back(payload(r) + part.begin * size_);
     scratch.outputs.assign(1, own_out(part.begin));
@@ -151,9 +154,9 @@ void Transfer::run_direct(Scratch& scratch) const {
     scratch.outputs.clear();
     for (int r = 0; r < world_size_; ++r) {
       scratch.inputs.push_back(shared_in(r) + part.begin * size_);
-      if (descriptor_.kind == Kind::kAllReduce) scratch.outputs.push_back(shared_out(r) + part.begin * size_);
+      if (gets_results(r)) scratch.outputs.push_back(shared_out(r) + part.begin * size_);
     }
-    if (descriptor_.kind != Kind::kAllReduce) scratch.outputs.push_back(own_out(part.begin));
+    if (scratch.outputs.empty()) scratch.outputs.push_back(own_out(part.begin));
     return reduce_part(descriptor_, world_size_, scratch, part.size());
   }
   for (int i = 1; i <= world_size_; ++i) {  // each rank begins with another, its own part comes last
@@ -190,12 +193,9 @@ void Transfer::move(const Segment& segment, std::uint32_t piece, Scratch& scratc
       std::byte* const through = staging(segment, r, rank_, piece);
       const auto at = [&](std::byte* shared) { return shared ? shared + part.begin * size_ : through; };
       scratch.inputs.push_back(r == rank_ ? own_in(part.begin) : at(shared_in(r)));
-      if (r == rank_) {
-        scratch.outputs.push_back(own_out(part.begin));
-      } else if (descriptor_.kind == Kind::kAllReduce) {
-        scratch.outputs.push_back(at(shared_out(r)));
-      }
+      if (gets_results(r)) scratch.outputs.push_back(r == rank_ ? own_out(part.begin) : at(shared_out(r)));
     }
+    if (scratch.outputs.empty()) scratch.outputs.push_back(own_out(part.begin));
     return reduce_part(descriptor_, world_size_, scratch, part.size());
   }
   for (int i = 1; i <= world_size_; ++i) {

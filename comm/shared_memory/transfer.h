@@ -2,9 +2,10 @@
 // (RankBlock::phase), and a step may run once all ranks have done the one before. The number of steps follows from the
 // announcements of all ranks, so every rank counts alike:
 //   small payloads: one step; each rank reduces or copies the payloads beside the announcements;
-//   data in Buffers: one step; each rank reduces its part from all ranks' memory (into all ranks', for all_reduce), or
-//   copies the others' parts out of theirs (an all_reduce may be staged all the same, StagingChoice);
-//   else: pieces go through the staging areas; while one is reduced the next is copied in and the one before out.
+//   data in Buffers: one step; each rank reduces its part from all ranks' memory (into all ranks' for all_reduce, into
+//   the root's for reduce), or copies the others' parts out of theirs (an all_reduce may be staged all the same,
+//   StagingChoice); else: pieces go through the staging areas; while one is reduced the next is copied in and the one
+//   before out.
 // Every element has one owner, the rank that reduces it or gives it to the others (part_of() for most operations).
 // Belongs to an Operation; same thread.
 #pragma once
@@ -50,7 +51,7 @@ class Transfer {
   // BufferTable::resolve().
   void plan(const Segment& segment, const BufferTable& buffers, std::uint64_t base);
   bool planned() const { return planned_; }
-  // True if this rank's own data goes through the staging area.
+  // True if data goes through this rank's staging area.
   bool staged_here() const;
 
   bool has_step() const { return step_ < steps_; }
@@ -69,6 +70,10 @@ class Transfer {
   void copy_out(const Segment& segment, std::uint32_t piece) const;
 
   // Elements are numbered over the whole operation: [0, world_size x count) for reduce_scatter and all_gather.
+  // True if the owners write their results to this rank.
+  bool gets_results(int rank) const {
+    return descriptor_.kind == Kind::kAllReduce || (descriptor_.kind == Kind::kReduce && rank == descriptor_.root);
+  }
   Part owned(int owner) const;
   Part owned(int owner, std::uint32_t piece) const;  // the part of it that goes with one piece
   const std::byte* own_in(std::size_t element) const { return in_ + (element - in_first(rank_)) * size_; }

@@ -10,10 +10,11 @@
 namespace dtrain::comm {
 namespace {
 
-constexpr unsigned kLooksPerTick = 16;                 // while spinning, between two readings of the clock
-constexpr unsigned kEagerLooks = 128;                  // without a pause: a peer in step comes that soon
-constexpr std::chrono::microseconds kYielding{200};    // after spinning, before sleeping
-constexpr std::chrono::milliseconds kLongestSleep{5};  // bounds the cost of a lost wake-up
+constexpr unsigned kLooksPerTick = 16;                         // while spinning, between two readings of the clock
+constexpr unsigned kEagerLooks = 128;                          // without a pause: a peer in step comes that soon
+constexpr std::chrono::microseconds kYielding{200};            // after spinning, before sleeping
+constexpr std::chrono::milliseconds kLongestSleep{5};          // bounds the cost of a lost wake-up
+constexpr std::chrono::microseconds kSleepBetweenDrives{100};  // while operations elsewhere need this thread
 // Time for the control plane to report the cause before a peer's closed communicator becomes the error.
 constexpr std::chrono::seconds kClosedGrace{1};
 
@@ -85,6 +86,8 @@ void SharedMemoryCommunicator::wait_until(const Done& done, const Operation& ope
       if (looks > kEagerLooks) relax();
       continue;
     }
+    const bool outstanding_elsewhere = drive_others();
+    if (done()) return;
     const Nanoseconds time = now();
     const Nanoseconds idle = time - idle_since;
     if (idle < spin_) continue;
@@ -99,7 +102,8 @@ void SharedMemoryCommunicator::wait_until(const Done& done, const Operation& ope
     } else if (!sleeper.armed()) {
       sleeper.arm();  // then looks once more: a rank that moves from now on wakes this one
     } else {
-      segment_->sleep(rank_, seen, std::chrono::nanoseconds(kLongestSleep).count());
+      const Nanoseconds at_most = outstanding_elsewhere ? Nanoseconds(kSleepBetweenDrives) : Nanoseconds(kLongestSleep);
+      segment_->sleep(rank_, seen, at_most.count());
     }
   }
 }

@@ -108,6 +108,7 @@ void PrintTo(const Case& one, std::ostream* out) {
 std::size_t wrong_in(const Peers& peers, const float* out) {
   const Descriptor& d = peers.descriptor;
   std::size_t wrong = 0;
+  if (out == nullptr) return wrong;
   if (d.kind == Kind::kAllGather || d.kind == Kind::kGatherParts) {
     for (int r = 0; r < peers.ranks; ++r) {
       const auto begin = static_cast<std::size_t>(r) * d.count;
@@ -140,13 +141,14 @@ TEST_P(MessageCounters, AnOperationEndsAmongManyRanks) {
       d.kind = GetParam().kind;
       d.type = DataType::kFloat32;
       d.count = GetParam().small ? kFloats : large;
-      if (d.kind == Kind::kBroadcast) d.root = ranks / 3;
+      if (d.kind == Kind::kBroadcast || d.kind == Kind::kReduce) d.root = ranks / 3;
       peers.hellos.assign(n, 0);
 
       std::vector<float> in(by_rank ? n * d.count : d.count, value_of(rank));
       std::vector<float> out(in.size(), -1);
       const bool in_place = d.kind == Kind::kBroadcast || d.kind == Kind::kReduceParts || d.kind == Kind::kGatherParts;
-      float* const to = in_place ? in.data() : out.data();
+      const bool has_result = d.kind != Kind::kReduce || rank == d.root;
+      float* const to = in_place ? in.data() : has_result ? out.data() : nullptr;
       MessageRoute route;
       route.rank = rank;
       for (int r = 0; r < ranks; ++r) route.members.push_back(r);
@@ -171,7 +173,7 @@ TEST_P(MessageCounters, AnOperationEndsAmongManyRanks) {
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const Kind kind : {Kind::kAllReduce, Kind::kReduceScatter, Kind::kReduceParts, Kind::kAllGather,
-                          Kind::kGatherParts, Kind::kBroadcast}) {
+                          Kind::kGatherParts, Kind::kBroadcast, Kind::kReduce}) {
     for (const bool small : {false, true}) all.push_back({kind, small});
   }
   return all;

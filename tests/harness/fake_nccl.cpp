@@ -36,17 +36,15 @@ void perform(FakeComm& comm, const FakeCall& call, std::uint64_t number) {
     }
     clique.changed.wait(lock, [&] { return meeting.done || comm.stopped; });
     if (meeting.done) {
-      const std::size_t bytes = fake_out_bytes(call, clique.ranks);
+      const std::size_t bytes = fake_out_bytes(call, clique.ranks, comm.rank);
       const std::size_t offset =
           call.kind == FakeKind::kReduceScatter ? static_cast<std::size_t>(comm.rank) * bytes : 0;
-      if (call.kind != FakeKind::kReduce || call.root == comm.rank) {
-        std::memcpy(call.out, meeting.result.data() + offset, bytes);
-      }
+      if (bytes != 0) std::memcpy(call.out, meeting.result.data() + offset, bytes);
       if (++meeting.left == clique.ranks) clique.meetings.erase(number);
     }
   }
   comm.cuda->use_device(call.in, fake_in_bytes(call, clique.ranks), -1, "a collective");
-  comm.cuda->use_device(call.out, fake_out_bytes(call, clique.ranks), -1, "a collective");
+  comm.cuda->use_device(call.out, fake_out_bytes(call, clique.ranks, comm.rank), -1, "a collective");
 }
 
 }  // namespace
@@ -140,7 +138,7 @@ void FakeNccl::capture(FakeComm& comm) {
   for (const FakeCall& call : comm.launching) {
     const auto use = [&comm, call, ranks](int by) {
       comm.cuda->use_device(call.in, fake_in_bytes(call, ranks), by, "a collective");
-      comm.cuda->use_device(call.out, fake_out_bytes(call, ranks), by, "a collective");
+      comm.cuda->use_device(call.out, fake_out_bytes(call, ranks, comm.rank), by, "a collective");
     };
     use(-1);  // not before a replay
     comm.cuda->capture(comm.launching_on, [this, &comm, call, use]() -> FakeCuda::Task {
@@ -188,7 +186,7 @@ ncclResult_t FakeNccl::add(FakeCall call, ncclComm_t handle, cudaStream_t stream
     call.scaled = true;
   }
   const std::size_t in = fake_in_bytes(call, ranks);
-  const std::size_t out = fake_out_bytes(call, ranks);
+  const std::size_t out = fake_out_bytes(call, ranks, comm->rank);
   if (!comm->cuda->use_device(call.in, in, 1, "a collective") ||
       !comm->cuda->use_device(call.out, out, 1, "a collective")) {
     return ncclInvalidArgument;
@@ -198,7 +196,7 @@ ncclResult_t FakeNccl::add(FakeCall call, ncclComm_t handle, cudaStream_t stream
   for (const auto& [other, on, earlier] : group.calls) {
     if (other != comm) continue;
     const std::size_t other_in = fake_in_bytes(earlier, ranks);
-    const std::size_t other_out = fake_out_bytes(earlier, ranks);
+    const std::size_t other_out = fake_out_bytes(earlier, ranks, comm->rank);
     if (on != stream || overlap(call.in, in, earlier.out, other_out) ||
         overlap(call.out, out, earlier.out, other_out) || overlap(call.out, out, earlier.in, other_in)) {
       complaints_.add("two collectives of one group use the same memory, or different streams");
@@ -249,7 +247,7 @@ ncclResult_t FakeNccl::stop(ncclComm_t handle, bool abort) {
   comm->clique->changed.notify_all();
   for (const FakeCall& call : std::exchange(comm->launching, {})) {  // they will not be launched any more
     comm->cuda->use_device(call.in, fake_in_bytes(call, comm->clique->ranks), -1, "a collective");
-    comm->cuda->use_device(call.out, fake_out_bytes(call, comm->clique->ranks), -1, "a collective");
+    comm->cuda->use_device(call.out, fake_out_bytes(call, comm->clique->ranks, comm->rank), -1, "a collective");
   }
   if (comm->launching_on) comm->cuda->set_launching(comm->launching_on, false);
   comm->revoked = true;

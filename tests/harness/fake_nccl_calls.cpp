@@ -16,6 +16,8 @@ DataType type_of(ncclDataType_t type) {
   switch (type) {
     case ncclUint8:
       return DataType::kUint8;
+    case ncclInt8:
+      return DataType::kInt8;
     case ncclInt32:
       return DataType::kInt32;
     case ncclInt64:
@@ -109,7 +111,8 @@ std::size_t fake_in_bytes(const FakeCall& call, int ranks) {
   return n * call.count * fake_size_of(call.type);
 }
 
-std::size_t fake_out_bytes(const FakeCall& call, int ranks) {
+std::size_t fake_out_bytes(const FakeCall& call, int ranks, int rank) {
+  if (call.kind == FakeKind::kReduce && call.root != rank) return 0;
   const std::size_t n = call.kind == FakeKind::kAllGather ? static_cast<std::size_t>(ranks) : 1;
   return n * call.count * fake_size_of(call.type);
 }

@@ -20,6 +20,11 @@ struct CommunicatorOptions {
   std::chrono::milliseconds warn_after{30'000};  // a wait that takes longer logs a warning
   Logger log;
   Security security = Security::kProof;  // of connections between hosts that the backend makes itself
+  // Called again and again by a thread that waits in the communicator, on that thread, so that operations elsewhere
+  // which need the thread go on: ranks may then wait for the operations of several communicators in any order. It may
+  // call progress() and test() of all of them, this one included, but must neither wait nor throw. Returns true while
+  // something elsewhere is outstanding; the wait then sleeps for 0.2 ms at a time at most. "nccl" does not call it.
+  std::function<bool()> while_waiting{};
 };
 
 // The parameters from which a backend makes a communicator (dtrain/comm/backend_list.h).

@@ -122,8 +122,8 @@ class Communicator {
   virtual std::unique_ptr<Buffer> allocate_common(std::size_t bytes) = 0;
 
   // Reduces `count` elements of `type` from `in` into `out`. The two are the same memory (in place) or do not overlap.
-  // Memory that is not inside a Buffer is staged. kMean and scaling need a floating point type; sums and products of
-  // integers wrap. CommError at once if the arguments are invalid.
+  // Memory that is not inside a Buffer is staged. kMean and scaling need a floating point type, bitwise operations
+  // another type; sums and products of integers wrap. CommError at once if the arguments are invalid.
   virtual Work all_reduce(const void* in, void* out, std::size_t count, DataType type,
                           const ReduceOptions& options = {}) = 0;
   // Reduces in place.
@@ -144,6 +144,10 @@ class Communicator {
   virtual Work reduce_parts(void* data, std::size_t count, DataType type, const ReduceOptions& options = {}) = 0;
   virtual Work gather_parts(void* data, std::size_t count, DataType type, int bucket = -1) = 0;
 
+  // Reduces as all_reduce() does, but only rank `root` gets the result, in its `out`. On the other ranks `out` is not
+  // used and may be null. CommError if there is no such rank.
+  virtual Work reduce(const void* in, void* out, std::size_t count, DataType type, int root,
+                      const ReduceOptions& options = {}) = 0;
   // Copies `count` elements of rank `root` to all ranks, in place. CommError if there is no such rank.
   virtual Work broadcast(void* data, std::size_t count, DataType type, int root) = 0;
   // Complete once all ranks have issued the barrier.

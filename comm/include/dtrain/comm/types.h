@@ -7,13 +7,28 @@
 
 namespace dtrain::comm {
 
-enum class DataType : std::uint8_t { kUint8, kInt32, kInt64, kFloat16, kBfloat16, kFloat32, kFloat64 };
-enum class ReduceOp : std::uint8_t { kSum, kMean, kMin, kMax, kProduct };
+// A kBool is a byte with the value 0 or 1.
+enum class DataType : std::uint8_t {
+  kUint8,
+  kInt32,
+  kInt64,
+  kFloat16,
+  kBfloat16,
+  kFloat32,
+  kFloat64,
+  kInt8,
+  kInt16,
+  kBool
+};
+// Bitwise operations are for integers and kBool. The sum and the maximum of kBool are a logical or, its product and
+// minimum a logical and.
+enum class ReduceOp : std::uint8_t { kSum, kMean, kMin, kMax, kProduct, kBitAnd, kBitOr, kBitXor };
 
 std::size_t size_of(DataType type);  // bytes of one element
 bool is_floating(DataType type);
 std::string_view name_of(DataType type);  // "float32"
 std::string_view name_of(ReduceOp op);    // "sum"
+bool is_bitwise(ReduceOp op);
 
 // Elements [begin, end) of a buffer.
 struct Part {

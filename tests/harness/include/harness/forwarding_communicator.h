@@ -37,6 +37,10 @@ class ForwardingCommunicator : public comm::Communicator {
   comm::Work gather_parts(void* data, std::size_t count, comm::DataType type, int bucket) override {
     return inner_.gather_parts(place_of(data), count, type, bucket);
   }
+  comm::Work reduce(const void* in, void* out, std::size_t count, comm::DataType type, int root,
+                    const comm::ReduceOptions& options) override {
+    return inner_.reduce(place_of(in), place_of(out), count, type, root, options);
+  }
   comm::Work broadcast(void* data, std::size_t count, comm::DataType type, int root) override {
     return inner_.broadcast(place_of(data), count, type, root);
   }
