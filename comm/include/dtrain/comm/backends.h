@@ -13,6 +13,7 @@
 
 namespace dtrain::comm {
 
+class Arena;   // dtrain/comm/arena.h
 class MpiJob;  // dtrain/comm/mpi.h
 
 struct CommunicatorOptions {
@@ -20,6 +21,8 @@ struct CommunicatorOptions {
   std::chrono::milliseconds warn_after{30'000};  // a wait that takes longer logs a warning
   Logger log;
   Security security = Security::kProof;  // of connections between hosts that the backend makes itself
+  // Registered memory of the ranks of a host, the same on all of them; null: none. Used where ranks share memory.
+  std::shared_ptr<Arena> arena{};
 };
 
 // The parameters from which a backend makes a communicator (dtrain/comm/backend_list.h).
