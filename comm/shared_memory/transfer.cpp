@@ -51,7 +51,8 @@ void Transfer::stage_registered() {
 
 bool Transfer::lacks_place() const {
   if (descriptor_.kind == Kind::kBroadcast && descriptor_.root != rank_) return false;
-  return descriptor_.in.buffer == kNowhere || (descriptor_.kind == Kind::kAllReduce && descriptor_.out.buffer == kNowhere);
+  return descriptor_.in.buffer == kNowhere ||
+         (descriptor_.kind == Kind::kAllReduce && descriptor_.out.buffer == kNowhere);
 }
 
 void Transfer::use_scratch(std::byte* scratch, const BufferTable& buffers) {

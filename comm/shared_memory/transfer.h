@@ -2,8 +2,8 @@
 // (RankBlock::phase), and a step may run once all ranks have done the one before. The number of steps follows from the
 // announcements of all ranks, so every rank counts alike:
 //   small payloads: one step; each rank reduces or copies the payloads beside the announcements;
-//   data in Buffers or arenas: one step; each rank reduces its part from all ranks' memory (into all ranks', for all_reduce), or
-//   copies the others' parts out of theirs (an all_reduce may be staged all the same, StagingChoice);
+//   data in Buffers or arenas: one step; each rank reduces its part from all ranks' memory (into all ranks', for
+//   all_reduce), or copies the others' parts out of theirs (an all_reduce may be staged all the same, StagingChoice);
 //   else: pieces go through the staging areas; while one is reduced the next is copied in and the one before out.
 // Every element has one owner, the rank that reduces it or gives it to the others (part_of() for most operations).
 // Belongs to an Operation; same thread.
@@ -100,7 +100,7 @@ class Transfer {
   bool planned_ = false;
   bool staged_ = false;
   bool staged_by_choice_ = false;
-  std::byte* scratch_ = nullptr;  // what peers see in place of `in` and `out`; null: those
+  std::byte* scratch_ = nullptr;          // what peers see in place of `in` and `out`; null: those
   Place registered_in_, registered_out_;  // with staged_by_choice_: the true places of the data
   std::uint32_t steps_ = 0;
   std::uint32_t step_ = 0;
