@@ -77,7 +77,7 @@ class Exchange {
 class Codec {
  public:
   virtual ~Codec() = default;
-  // Bytes of arena for all tensors at once.
+  // Bytes of CodecMemory for all tensors at once.
   virtual std::size_t staging_bytes() const = 0;
   // Begins the exchange of a bucket. Null: no gradient in it is worth compressing.
   virtual std::unique_ptr<Exchange> begin(const GradientBucket& bucket, double scale) = 0;
