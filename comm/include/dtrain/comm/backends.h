@@ -20,6 +20,9 @@ struct CommunicatorOptions {
   std::chrono::milliseconds warn_after{30'000};  // a wait that takes longer logs a warning
   Logger log;
   Security security = Security::kProof;  // of connections between hosts that the backend makes itself
+  // A waiting thread calls it again and again. It returns true while something elsewhere is outstanding, which it
+  // advances: the thread then sleeps at most 200 us at a time.
+  std::function<bool()> while_waiting{};
 };
 
 // The parameters from which a backend makes a communicator (dtrain/comm/backend_list.h).
