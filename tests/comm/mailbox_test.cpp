@@ -166,7 +166,7 @@ TEST_P(MailboxModel, IsFollowed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Placed, MailboxModel, testing::Values("a", "aa", "aaa", "aaaa", "ab", "abab", "aab"),
-                         testing::PrintToStringParamName());
+                         [](const auto& test) { return test.param; });
 
 void expect_success(const std::vector<test::RankOutcome>& outcomes) {
   for (const auto& outcome : outcomes) EXPECT_EQ(outcome.status.code, 0) << outcome.error;
