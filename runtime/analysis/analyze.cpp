@@ -14,7 +14,9 @@ Analysis analyze(const RunProfile& profile, const AnalyzeOptions& options) {
   Evidence evidence(profile);
   Analysis analysis;
   analysis.operators = operators_of_run(profile.folder);
-  evidence.gpu_window = analysis.operators.gpu_window;
+  for (const profile::KernelTimes& times : profile.kernel_times) evidence.gpu_window.add(times.window);
+  evidence.kernels_are_timed = evidence.gpu_window.batches > 0;
+  if (!evidence.kernels_are_timed) evidence.gpu_window = analysis.operators.gpu_window;
   analysis.summary = summarize(evidence);
   analysis.steps = step_statistics(profile.ranks);
   for (const RankProfile& rank : profile.ranks) analysis.rank_steps[rank.rank] = step_statistics({&rank, 1});
