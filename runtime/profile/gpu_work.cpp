@@ -118,7 +118,7 @@ void GpuWindowCounter::add_work(std::string_view name, double start_us, double e
 
 void GpuWindowCounter::add_call(std::string_view name, double end_us, std::int64_t correlation) {
   if (correlation == 0) return;
-  const bool is_graph = name.starts_with("cudaGraphLaunch") || name.starts_with("cuGraphLaunch");
+  const bool is_graph = name.starts_with("cudaGraphLaunch");
   calls_[correlation] = {.end_us = end_us, .is_graph = is_graph};
 }
 
@@ -129,6 +129,10 @@ void GpuWindowCounter::count(std::int64_t batches, GpuWindow& into) {
   into.works += static_cast<std::int64_t>(works_.size());
   count_gaps(into);
   count_kinds(into);
+}
+
+bool GpuWindowCounter::lacks_work_of_graphs() const {
+  return std::ranges::any_of(calls_, [](const auto& call) { return call.second.is_graph && !call.second.has_work; });
 }
 
 // A CUDA graph is one call with many works: only the first of them waits for it.

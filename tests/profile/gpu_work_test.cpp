@@ -53,6 +53,10 @@ TEST(GpuWindowCounter, OnlyTheFirstKernelOfAGraphWaitsForItsLaunch) {
   EXPECT_EQ(window.late_launches, 1);
   EXPECT_NEAR(window.launch_gaps_s, 10e-6, 1e-12);
   EXPECT_NEAR(window.idle_s, 12e-6, 1e-12);
+  EXPECT_FALSE(counter.lacks_work_of_graphs());
+  counter.add_call("cudaGraphLaunch", 60, 3);
+  counter.count(1, window);
+  EXPECT_TRUE(counter.lacks_work_of_graphs());
 }
 
 TEST(KernelTimes, KeepEveryFigureInTheirFile) {

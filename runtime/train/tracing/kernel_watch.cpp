@@ -4,7 +4,10 @@
 #include <exception>
 #include <utility>
 
+#include <ATen/Context.h>
+
 #include "dtrain/base/clock.h"
+#include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/network.h"
@@ -18,9 +21,22 @@ using torch::profiler::impl::ActivityType;
 constexpr std::chrono::milliseconds kFirstCost{500};  // CUPTI's start; not known before
 constexpr int kPartOfLoop = 100;                      // observing may cost this part of the loop
 
+// With the CUPTI of earlier versions of CUDA, processes crashed or hung when a CUDA graph was launched that had been
+// captured before the profiler's first use (pytorch/pytorch#75504).
+constexpr int kFirstGoodCuda = 13000;
+
+bool has_good_cupti() {
+  try {
+    return at::Context::versionCUDART() >= kFirstGoodCuda;
+  } catch (const std::exception&) {
+    return true;  // no CUDA of NVIDIA's, and so no CUPTI
+  }
+}
+
 int period_of(const rank::RankSession& session, bool with_gpu) {
-  const bool can_observe = with_gpu && !session.mock().any();
-  return can_observe ? session.experiment().profiling.kernel_times : 0;
+  if (!with_gpu || session.mock().any()) return 0;
+  const int period = session.experiment().profiling.kernel_times;
+  return period != config::kAutoKernelTimes || has_good_cupti() ? period : 0;
 }
 
 profile::GpuWindow window_of(const ProfilerResult& result) {
@@ -40,6 +56,9 @@ profile::GpuWindow window_of(const ProfilerResult& result) {
   }
   profile::GpuWindow window;
   counter.count(/*batches=*/1, window);
+  if (counter.lacks_work_of_graphs()) {
+    throw Error("CUPTI records no kernels of CUDA graphs that were captured before it started");
+  }
   return window;
 }
 

@@ -60,6 +60,8 @@ class GpuWindowCounter {
   void add_call(std::string_view name, double end_us, std::int64_t correlation);
   // Adds what these works and calls show of these batches. Without works it adds nothing.
   void count(std::int64_t batches, GpuWindow& into);
+  // True if a CUDA graph was launched of which no work was recorded. After count().
+  bool lacks_work_of_graphs() const;
 
  private:
   struct Work {
