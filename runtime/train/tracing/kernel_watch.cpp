@@ -116,10 +116,9 @@ void KernelWatch::add(std::int64_t batch) {
   const auto result = std::exchange(kineto_, nullptr)->stop();
   if (!has_gpu_events(*result)) return give_up(kNoCupti);
   const profile::GpuWindow window = window_of(*result);
-  if (times_.window.batches == 0 || (window.graphs > 0) != (times_.window.graphs > 0)) {
-    times_.window = {};
-    times_.first_batch = batch;
-  }
+  if (window.graphs == 0 && times_.window.graphs > 0) return;  // a batch of another shape, such as an epoch's last
+  if (window.graphs > 0 && times_.window.graphs == 0) times_.window = {};
+  if (times_.window.batches == 0) times_.first_batch = batch;
   times_.window.add(window);
   times_.last_batch = batch;
   times_.cost_s = to_seconds(cost_.count());

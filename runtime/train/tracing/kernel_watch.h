@@ -22,7 +22,8 @@ namespace dtrain::train {
 // Used by the training thread. A rank that cannot time its kernels says so once, and goes on without.
 class KernelWatch {
  public:
-  static constexpr std::int64_t kLeastDistance = 500;  // batches, with auto
+  // Batches, with auto: a prime, so that each place in a window of aggregation_frequency batches has its turn.
+  static constexpr std::int64_t kLeastDistance = 503;
 
   // `settle`: as of DeepWindow.
   KernelWatch(rank::RankSession& session, bool with_gpu, std::function<void()> settle);

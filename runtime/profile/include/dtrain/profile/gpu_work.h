@@ -86,7 +86,7 @@ inline constexpr int kKernelTimesSchema = 1;
 // "kernels-rank-0003.json"
 std::string kernel_times_file_name(int rank);
 
-// The observed batches of a rank. Batches that are CUDA graphs and others are not added up: the last kind counts.
+// The observed batches of a rank. Once a CUDA graph was observed, only batches that are such graphs count.
 struct KernelTimes {
   int rank = 0;
   std::string host;
