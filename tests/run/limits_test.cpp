@@ -293,7 +293,8 @@ TEST(LimitsTable, HasTheKindsOfGpus) {
   EXPECT_THAT(table, HasSubstr("NCCL              not measured"));
   EXPECT_EQ(render_gpu_limits({}), "");
   profile::GpuLimits several = limits_of_card("Card");
-  several.exchange = {.gpus = 4, .all_reduce_gb_s = {{65536, 2}, {26214400, 150}}, .all_gather_gb_s = {{65536, 3}}};
+  several.exchange = profile::GpuExchange{
+      .gpus = 4, .all_reduce_gb_s = {{65536, 2}, {26214400, 150}}, .all_gather_gb_s = {{65536, 3}}};
   const std::string with_nccl = render_gpu_limits(std::vector{several});
   EXPECT_THAT(with_nccl, HasSubstr("  NCCL all-reduce        2.0 GB/s     of 64.0 KiB between 4 GPUs\n"));
   EXPECT_THAT(with_nccl, HasSubstr("of 25.0 MiB between 4 GPUs"));
