@@ -49,9 +49,8 @@ struct Gpus::Nvml : NvmlSession {
     }
     if (info.instances.empty() && info.problem.empty()) {
       info.problem =
-          "it is in MIG mode and has no instance: sudo nvidia-smi mig -cgi PROFILE -C makes one, sudo nvidia-smi -mig "
-          "0 "
-          "ends the mode";
+          "it is in MIG mode and has no instance: sudo nvidia-smi mig -cgi PROFILE -C makes one, "
+          "sudo nvidia-smi -mig 0 ends the mode";
     }
   }
 };
