@@ -250,6 +250,7 @@ TEST(Waterfall, KernelsOfObservedBatchesAreParts) {
   EXPECT_NEAR(part(waterfall, "launch_gaps"), 200 * 0.0005, 1e-6);
   EXPECT_NEAR(part(waterfall, "exchange"), 200 * 0.0005, 1e-6) << "as the phases have it";
   EXPECT_NEAR(waterfall.part_s("compute"), 200 * 0.009, 1e-6);
+  EXPECT_EQ(to_json(analysis)["kernel_times"][1]["rank"], 1);
   const auto finding = std::ranges::find(analysis.findings, "launch_gaps", &Finding::id);
   ASSERT_NE(finding, analysis.findings.end());
   EXPECT_NE(finding->title.find(seconds_text(5e-6)), std::string::npos) << finding->title;
