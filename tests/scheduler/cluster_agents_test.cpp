@@ -197,7 +197,7 @@ TEST_F(ClusterAgentsTest, OnlyVisibleGpusAreSlots) {
 
 TEST_F(ClusterAgentsTest, InstancesOfAGpuInMigModeAreSlots) {
   Machine machine = with_gpus();
-  machine.gpus[0].instances = {{"MIG-1", "A MIG 1g.10gb", 0, 10'000'000'000}, {"MIG-2", "A MIG 2g.20gb", 0, 0}};
+  machine.gpus->front().instances = {{"MIG-1", "A MIG 1g.10gb", 0, 10'000'000'000}, {"MIG-2", "A MIG 2g.20gb", 0, 0}};
   const ClusterAgents cluster = find_cluster("", {}, {}, machine);
   ASSERT_THAT(ids(cluster), ElementsAre("Desk-Top:3"));
   const auto& slots = cluster.agents[0].slots;
