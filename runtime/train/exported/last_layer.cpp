@@ -80,7 +80,7 @@ std::variant<LastLayer, std::string> last_layer(const Program& program, std::siz
     if (!layer.bias) return "the bias of its last layer is no parameter";
   }
   if (input.kind != Operand::Kind::kValue || !stays(program, maker, input.value)) {
-    return "operations after its last layer use that layer's input";
+    return "operations after its last layer use or change that layer's input";
   }
   return layer;
 }
