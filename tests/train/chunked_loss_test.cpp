@@ -164,6 +164,7 @@ TEST(ChunkedLoss, FitsOneClassForEachRow) {
   EXPECT_FALSE(fits({}, batch.target.to(at::kFloat), true)) << "probabilities";
   EXPECT_FALSE(fits({}, batch.target.narrow(1, 0, 2), true));
   EXPECT_FALSE(fits({}, batch.target.narrow(0, 0, 0), true));
+  EXPECT_FALSE(fits_chunks({}, input_of(batch, batch.hidden.to(at::kHalf)))) << "gradients need the scale of the loss";
 }
 
 TEST(ChunkedLoss, RefusesClassesThatTheLayerDoesNotHave) {

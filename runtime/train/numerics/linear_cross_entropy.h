@@ -7,7 +7,8 @@
 
 namespace dtrain::train {
 
-// Gets the scores [rows, classes] of a chunk and its targets [rows], without gradients. The scores last until it returns.
+// Gets the scores [rows, classes] of a chunk and its targets [rows], without gradients. The scores last until it
+// returns.
 using SeeScores = std::function<void(const at::Tensor& scores, const at::Tensor& target)>;
 
 // As dtrain::linear_cross_entropy(). Calls `see` for each chunk, in the order of the rows.

@@ -56,7 +56,8 @@ void ChunkedLoss::report_first(const at::Tensor& hidden, bool in_chunks) {
   const std::string text =
       in_chunks ? scores + "are computed in chunks from '" + layer_.name + "', and never lie in memory at once"
                 : scores + "are computed as a whole: chunks are for scores of " +
-                      format_bytes(least_bytes_in_chunks(hidden, layer_)) + " or more, one class for each row";
+                      format_bytes(least_bytes_in_chunks(hidden, layer_)) +
+                      " or more, not in float16, with one class for each row";
   if (session_.world().rank == 0 && in_chunks) session_.log()->info("{}", text);
   report(in_chunks, text, {{"layer", layer_.name}, {"classes", layer_.classes()}, {"scores_bytes", bytes}});
 }

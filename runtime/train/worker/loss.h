@@ -86,8 +86,8 @@ double bytes_of_scores(const at::Tensor& hidden, const LastLayer& layer);
 // Returns the bytes of scores from which on chunks are worth it for these hidden states; a chunk takes at most as many.
 double least_bytes_in_chunks(const at::Tensor& hidden, const LastLayer& layer);
 
-// True if evaluate_in_chunks() may compute the loss: each row of the hidden states has one class as its target, and
-// classes have no weights.
+// True if evaluate_in_chunks() may compute the loss: each row of the hidden states has one class as its target, classes
+// have no weights, and the scores are not float16.
 bool fits_chunks(const config::CrossEntropy& loss, const LossInput& input);
 
 // Returns what evaluate_loss() returns of the scores, up to rounding, with linear_cross_entropy(): the scores never lie

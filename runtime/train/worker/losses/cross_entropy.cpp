@@ -235,33 +235,37 @@ class ChunkedAccuracy {
   at::Tensor right_;
 };
 
-// Returns the bytes of a score.
-double bytes_of_product(const at::Tensor& hidden) {
+at::ScalarType type_of_scores(const at::Tensor& hidden) {
   const c10::DeviceType device = hidden.device().type();
   const bool is_cast = at::autocast::is_autocast_enabled(device) && hidden.scalar_type() != at::kDouble;
-  return static_cast<double>(
-      c10::elementSize(is_cast ? at::autocast::get_autocast_dtype(device) : hidden.scalar_type()));
+  return is_cast ? at::autocast::get_autocast_dtype(device) : hidden.scalar_type();
+}
+
+double bytes_of_score(const at::Tensor& hidden) {
+  return static_cast<double>(c10::elementSize(type_of_scores(hidden)));
 }
 
 }  // namespace
 
 double bytes_of_scores(const at::Tensor& hidden, const LastLayer& layer) {
   const double rows = static_cast<double>(hidden.numel()) / static_cast<double>(layer.weight.size(1));
-  return rows * static_cast<double>(layer.classes()) * bytes_of_product(hidden);
+  return rows * static_cast<double>(layer.classes()) * bytes_of_score(hidden);
 }
 
 // Each chunk adds to the gradient of the weight. On a GPU that takes about as long as the scores of `features` rows.
 double least_bytes_in_chunks(const at::Tensor& hidden, const LastLayer& layer) {
   constexpr double kUsual = 64 << 20, kTimesFeatures = 4;
   if (hidden.is_cpu()) return kUsual;
-  return std::max(kUsual, kTimesFeatures * static_cast<double>(layer.weight.numel()) * bytes_of_product(hidden));
+  return std::max(kUsual, kTimesFeatures * static_cast<double>(layer.weight.numel()) * bytes_of_score(hidden));
 }
 
+// The gradients of a chunk's scores are made before the loss is scaled, as float16 needs it.
 bool fits_chunks(const Settings& loss, const LossInput& input) {
   const at::Tensor& hidden = input.output;
   const at::Tensor& target = input.target;
   const bool has_rows = hidden.dim() == 2 || (hidden.dim() > 2 && is_last(loss, input.sequences));
   return loss.class_weights.empty() && has_rows && hidden.is_floating_point() && target.numel() > 0 &&
+         type_of_scores(hidden) != at::kHalf &&
          at::isIntegralType(target.scalar_type(), /*includeBool=*/false) &&
          hidden.sizes().slice(0, hidden.dim() - 1) == target.sizes();
 }
