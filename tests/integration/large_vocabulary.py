@@ -28,17 +28,18 @@ class Language(nn.Module):
     def __init__(self, tied: bool = False):
         super().__init__()
         self.embedding, self.norm = nn.Embedding(CLASSES, WIDTH), nn.LayerNorm(WIDTH)
+        self.body = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
         self.head = nn.Linear(WIDTH, CLASSES, bias=not tied)
         if tied:
             self.head.weight = self.embedding.weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.head(self.norm(self.embedding(ids).tanh()))
+        return self.head(self.norm(self.body(self.embedding(ids))))
 
 
 class WithHidden(Language):
     def forward(self, ids: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        hidden = self.norm(self.embedding(ids).tanh())
+        hidden = self.norm(self.body(self.embedding(ids)))
         return self.head(hidden), hidden
 
 
@@ -46,7 +47,7 @@ class Multiplied(Language):
     """The same scores, which are no result of a linear layer."""
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.head(self.norm(self.embedding(ids).tanh())) * 1
+        return self.head(self.norm(self.body(self.embedding(ids)))) * 1
 
 
 class LargeVocabulary(ScriptTest):
@@ -166,6 +167,13 @@ class Bits(LargeVocabulary):
                               check=False)
         self.assertEqual(done.returncode, 0, done.stdout)
         self.assertEqual(weights, short.weights_file.read_bytes())
+
+    def test_modules_that_are_computed_again(self):
+        self.make_data(1)
+        self.make_model("pt2", Language())
+        runs = [self.train(optimizations=more) for more in ({}, {"gradient_checkpointing": "body"})]
+        self.assertTrue(all(self.told(run)["used"] for run in runs))
+        self.assertEqual(*(run.weights_file.read_bytes() for run in runs))
 
     def test_small_scores_have_those_of_a_model_without_such_a_layer(self):
         self.make_data(1, length=12)
