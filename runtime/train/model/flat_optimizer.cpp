@@ -287,8 +287,8 @@ void FlatOptimizer::update(const FlatRange& range) {
     if (segment.used && segment.whole >= 0 && !(common == segment.range)) {
       begin_part(common, segment);
     } else if (segment.used && segment.whole >= 0 && !parameters_.memory().on_host()) {
-      const bool continues = !several.empty() && several.back()->range.end == common.begin &&
-                             several.back()->is_updated_as(segment);
+      const bool continues =
+          !several.empty() && several.back()->range.end == common.begin && several.back()->is_updated_as(segment);
       if (!continues) update_several(std::exchange(several, {}));
       several.push_back(&segment);
     } else if (copy_ && segment.whole >= 0) {

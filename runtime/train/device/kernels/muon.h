@@ -64,8 +64,7 @@ DTRAIN_DEVICE double muon_direction(Block& block, const MuonArguments& a, const 
   double sum = 0;
   for (int i = 0; i < n; ++i) {
     average.lane[i] = lerp(average.lane[i], gradient.lane[i], f.new_part);
-    direction.lane[i] =
-        to_bfloat16(f.nesterov ? lerp(gradient.lane[i], average.lane[i], f.momentum) : average.lane[i]);
+    direction.lane[i] = to_bfloat16(f.nesterov ? lerp(gradient.lane[i], average.lane[i], f.momentum) : average.lane[i]);
     const double x = from_bfloat16(direction.lane[i]);
     sum += x * x;
   }
