@@ -1,7 +1,7 @@
 // An optimizer that libtorch and dtrain both have as one pass over memory. dtrain's pass (numerics/kernels.h) also
 // reads bfloat16 gradients and writes bfloat16 copies. It has to give the bits of libtorch's: both are compared on a
-// few numbers when an optimizer is made, and where one bit differs, libtorch's is used. The kernel for GPUs gives
-// the bits of dtrain's pass on a CPU; libtorch's rounds differently there.
+// few numbers when an optimizer is made, and where one bit differs, libtorch's is used. The kernel for GPUs gives the
+// bits of dtrain's pass on a CPU; libtorch's rounds differently there.
 #pragma once
 
 #include <memory>

@@ -46,7 +46,7 @@ struct UpdateKernel {
   std::string why;
 };
 
-// The kernel of an optimizer that dtrain has kernels for GPUs for.
+// The kernel on GPUs of an optimizer for which dtrain has one.
 UpdateKernel kernel_for_gpus();
 
 // The arguments of OptimizerUpdate::update(), which outlive the result, as kernels for GPUs take them.
