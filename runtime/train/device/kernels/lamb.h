@@ -149,15 +149,13 @@ DTRAIN_DEVICE void lamb_moments(Block& block, const LambArguments& a, const Lamb
 
 // Returns the sum of a line's squares.
 DTRAIN_DEVICE double sum_line(const float* line) {
-  double squares[kElementsOfLine];
+  const auto square = [&](int i) { return static_cast<double>(line[i]) * static_cast<double>(line[i]); };
+  double sums[kElementsOfLine / 2];
   DTRAIN_UNROLL
-  for (int i = 0; i < kElementsOfLine; ++i) squares[i] = static_cast<double>(line[i]) * static_cast<double>(line[i]);
+  for (int i = 0; i < 8; ++i) sums[i] = square(i) + square(i + 8);
   DTRAIN_UNROLL
-  for (int width = kElementsOfLine / 2; width > 0; width /= 2) {
-    DTRAIN_UNROLL
-    for (int i = 0; i < width; ++i) squares[i] += squares[i + width];
-  }
-  return squares[0];
+  for (int i = 0; i < 4; ++i) sums[i] += sums[i + 4];
+  return (sums[0] + sums[2]) + (sums[1] + sums[3]);
 }
 
 // The first kernel. Any number of blocks. Shared memory: LambSums.
