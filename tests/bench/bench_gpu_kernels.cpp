@@ -12,6 +12,7 @@
 #include <exception>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include <ATen/CompositeImplicitAutogradFunctions.h>
 #include <c10/core/Event.h>
@@ -85,29 +86,131 @@ class Bench {
   bool all_near_ = true;
 };
 
-void measure_update(Bench& bench, c10::Device gpu, std::int64_t parameters) {
+// An update that divides gradients and writes a copy in bfloat16, as with mixed_precision: bf16.
+class Updated {
+ public:
+  Updated(const at::Tensor& initial, const at::Tensor& gradients)
+      : values(initial.clone()),
+        gradients(gradients.clone()),
+        first(at::zeros_like(values)),
+        second(at::zeros_like(values)),
+        shadow(values.to(at::kBFloat16)) {
+    step.device.divisor = at::full({}, 2.0, values.options());
+    step.number = at::ones({}, values.options());
+    step.shadow = shadow;
+  }
+  double difference_from(const Updated& other) const {
+    return std::max(difference(values, other.values), difference(shadow, other.shadow));
+  }
+
+  at::Tensor values, gradients, first, second, shadow;
+  train::UpdateStep step;
+};
+
+// By `ours` against `theirs`, each a function of an Updated. `bytes`: of a parameter.
+void measure_update(Bench& bench, c10::Device gpu, const std::string& name, std::int64_t parameters, double bytes,
+                    double limit, const std::function<void(Updated&)>& ours,
+                    const std::function<void(Updated&)>& theirs) {
   const at::NoGradGuard no_grad;
-  const auto update = AdamW{}.make_update();
-  const AdamW settings;
   const at::Tensor values = at::randn({parameters}, gpu), gradients = at::randn({parameters}, gpu);
-  const at::Tensor first = at::zeros_like(values), second = at::zeros_like(values);
-  const at::Tensor shadow = values.to(at::kBFloat16), divisor = at::full({}, 2.0, gpu), number = at::ones({}, gpu);
-  const at::Tensor their_values = values.clone(), their_gradients = gradients.clone(), their_shadow = shadow.clone();
-  const at::Tensor their_first = first.clone(), their_second = second.clone();
-  train::UpdateStep step{.rate = settings.lr};
-  step.device.divisor = divisor;
-  step.shadow = shadow;
-  step.number = number;
-  const auto ours = [&] { update->update(values, gradients, {first, second}, step); };
-  const auto libtorchs = [&] {
-    at::_fused_adamw_(their_values, their_gradients, their_first, their_second, {}, number, settings.lr, settings.beta1,
-                      settings.beta2, settings.weight_decay, settings.eps, false, false, divisor);
-    their_shadow.copy_(their_values);
-  };
-  ours();
-  libtorchs();
-  const double differs = std::max(difference(values, their_values), difference(shadow, their_shadow));
-  bench.compare("update_adam", 30.0 * static_cast<double>(parameters), differs, 1e-4, ours, libtorchs);
+  Updated own(values, gradients), peer(values, gradients);
+  ours(own);
+  theirs(peer);
+  const double differs = own.difference_from(peer);
+  bench.compare(
+      name, bytes * static_cast<double>(parameters), differs, limit, [&] { ours(own); }, [&] { theirs(peer); });
+}
+
+void measure_adamw(Bench& bench, c10::Device gpu, std::int64_t parameters) {
+  const AdamW settings;
+  const auto update = settings.make_update();
+  measure_update(
+      bench, gpu, "update_adam", parameters, 30, 1e-4,
+      [&](Updated& u) {
+        u.step.rate = settings.lr;
+        update->update(u.values, u.gradients, {u.first, u.second}, u.step);
+      },
+      [&](Updated& u) {
+        at::_fused_adamw_(u.values, u.gradients, u.first, u.second, {}, u.step.number, settings.lr, settings.beta1,
+                          settings.beta2, settings.weight_decay, settings.eps, false, false, u.step.device.divisor);
+        u.shadow.copy_(u.values);
+      });
+}
+
+void measure_sgd(Bench& bench, c10::Device gpu, std::int64_t parameters) {
+  const Sgd settings{.momentum = 0.9, .weight_decay = 1e-4, .nesterov = true};
+  const auto update = settings.make_update();
+  constexpr double kRate = 1e-3;
+  measure_update(
+      bench, gpu, "update_sgd", parameters, 22, 1e-4,
+      [&](Updated& u) {
+        u.step.rate = kRate;
+        u.step.updates = 1;
+        update->update(u.values, u.gradients, {u.first}, u.step);
+      },
+      [&](Updated& u) {
+        at::_fused_sgd_(u.values, u.gradients, u.first, settings.weight_decay, settings.momentum, kRate,
+                        settings.dampening, settings.nesterov, false, false, u.step.device.divisor);
+        u.shadow.copy_(u.values);
+      });
+}
+
+// A call for all parameters of GPT-2's shapes, against one for each in the way of libtorch's operators.
+void measure_lamb(Bench& bench, c10::Device gpu, std::int64_t parameters) {
+  const Lamb settings;
+  const auto update = settings.make_update();
+  constexpr double kRate = 1e-3;
+  std::vector<std::int64_t> ends;
+  std::int64_t end = 0;
+  for (const std::int64_t share : {40, 1, 1, 8, 8, 2, 2, 8, 8, 8, 8, 2, 2, 1, 1}) {
+    ends.push_back(end += std::max<std::int64_t>(1, parameters * share / 100 / 16) * 16);
+  }
+  measure_update(
+      bench, gpu, "lamb", end, 42, 1e-4,
+      [&](Updated& u) {
+        u.step.rate = kRate;
+        update->update_several(u.values, u.gradients, {u.first, u.second}, u.step, ends);
+      },
+      [&](Updated& u) {
+        std::int64_t begin = 0;
+        for (const std::int64_t next : ends) {
+          const auto part = [&](const at::Tensor& of) { return of.narrow(0, begin, next - begin); };
+          const at::Tensor gradient = part(u.gradients) / u.step.device.divisor;
+          const at::Tensor average = part(u.first), square = part(u.second), values = part(u.values);
+          average.lerp_(gradient, 1 - settings.beta1);
+          square.mul_(settings.beta2).addcmul_(gradient, gradient, 1 - settings.beta2);
+          at::Tensor direction = average / (1 - settings.beta1);
+          direction.div_((square / (1 - settings.beta2)).sqrt_().add_(settings.eps));
+          direction.add_(values, settings.weight_decay);
+          direction.mul_(values.norm() / direction.norm());
+          values.sub_(direction, kRate);
+          part(u.shadow).copy_(values);
+          begin = next;
+        }
+      });
+}
+
+// Without the products: a matrix of GPT-2's width, whose step is its direction.
+void measure_muon(Bench& bench, c10::Device gpu, std::int64_t parameters) {
+  constexpr double kRate = 1e-2;
+  const train::cuda::MuonArguments settings{.momentum = 0.95, .nesterov = true, .weight_decay = 0.1, .scale = 1};
+  measure_update(
+      bench, gpu, "muon", parameters, 30, 1e-2,
+      [&](Updated& u) {
+        u.step.rate = kRate;
+        const std::vector<at::Tensor> states{u.first};
+        const auto tensors = train::tensors_for_kernels(u.values, u.gradients, states, u.step);
+        train::move_muon_on_device(settings, train::muon_direction_on_device(settings, tensors).value(), tensors);
+      },
+      [&](Updated& u) {
+        const at::Tensor gradient = u.gradients / u.step.device.divisor;
+        u.first.lerp_(gradient, 1 - settings.momentum);
+        const at::Tensor direction = gradient.lerp(u.first, settings.momentum).to(at::kBFloat16);
+        direction.div_(direction.norm().clamp_min_(1e-7));
+        u.values.mul_(1 - kRate * settings.weight_decay);
+        u.values.sub_(direction.to(at::kFloat), kRate);
+        u.shadow.copy_(u.values);
+      });
 }
 
 void measure_norm(Bench& bench, c10::Device gpu, std::int64_t parameters) {
@@ -200,7 +303,10 @@ int main(int argc, char** argv) {
     const std::int64_t parameters = 124'000'000 / divisor;
     Bench bench(gpu);
     bench.measure_copies(parameters);
-    measure_update(bench, gpu, parameters);
+    measure_adamw(bench, gpu, parameters);
+    measure_sgd(bench, gpu, parameters);
+    measure_lamb(bench, gpu, parameters);
+    measure_muon(bench, gpu, parameters);
     measure_norm(bench, gpu, parameters);
     const std::int64_t rows = std::max<std::int64_t>(1, 8 * 1024 / divisor);
     measure_cross_entropy(bench, gpu, rows);

@@ -8,7 +8,10 @@
 #include "cuda_errors.h"
 #include "device/kernels/adam.h"
 #include "device/kernels/cross_entropy.h"
+#include "device/kernels/lamb.h"
 #include "device/kernels/layer_norm.h"
+#include "device/kernels/muon.h"
+#include "device/kernels/sgd.h"
 #include "device/kernels/squares.h"
 #include "harness/fake_gpu.h"
 #include "harness/host_block.h"
@@ -23,17 +26,41 @@ namespace cuda = train::cuda;
 
 // Call use(array, count, whether it is written) for each array of a kernel's arguments.
 template <class Use>
-void for_each_array(cuda::AdamArguments& a, int, const Use& use) {
+void for_each_array(cuda::FlatArguments& a, int, const Use& use) {
   use(a.values, a.count, true);
   use(a.gradients, a.count, false);
   use(a.narrow_gradients, a.count, false);
-  use(a.average, a.count, true);
-  use(a.square, a.count, true);
   use(a.shadow, a.count, true);
   use(a.number_on_device, 1, false);
   use(a.rate_on_device, 1, false);
   use(a.divisor, 1, false);
   use(a.found_inf, 1, false);
+}
+template <class Use>
+void for_each_array(cuda::AdamArguments& a, int blocks, const Use& use) {
+  for_each_array(a.flat, blocks, use);
+  use(a.average, a.flat.count, true);
+  use(a.square, a.flat.count, true);
+}
+template <class Use>
+void for_each_array(cuda::SgdArguments& a, int blocks, const Use& use) {
+  for_each_array(a.flat, blocks, use);
+  use(a.momentum, a.flat.count, true);
+}
+template <class Use>
+void for_each_array(cuda::LambArguments& a, int blocks, const Use& use) {
+  for_each_array(a.flat, blocks, use);
+  use(a.average, a.flat.count, true);
+  use(a.square, a.flat.count, true);
+  use(a.sums, 2 * cuda::parts_of_lamb(a), true);
+  use(a.trusts, a.parameters, true);
+}
+template <class Use>
+void for_each_array(cuda::MuonArguments& a, int blocks, const Use& use) {
+  for_each_array(a.flat, blocks, use);
+  use(a.average, a.flat.count, true);
+  use(a.direction, a.flat.count, true);
+  use(a.sums, a.sum_blocks, true);
 }
 template <class Use>
 void for_each_array(cuda::SquaresArguments& a, int blocks, const Use& use) {
@@ -102,6 +129,13 @@ struct HostKernel {
   }
 const HostKernel kHostKernels[] = {
     DTRAIN_HOST_KERNEL(update_adam, update_adam, AdamFactors, AdamArguments),
+    DTRAIN_HOST_KERNEL(update_sgd, update_sgd, SgdFactors, SgdArguments),
+    DTRAIN_HOST_KERNEL(direct_lamb, direct_lamb, LambSums, LambArguments),
+    DTRAIN_HOST_KERNEL(trust_lamb, trust_lamb, LambNorms, LambArguments),
+    DTRAIN_HOST_KERNEL(move_lamb, move_lamb, LambFactors, LambArguments),
+    DTRAIN_HOST_KERNEL(direct_muon, direct_muon, MuonSums, MuonArguments),
+    DTRAIN_HOST_KERNEL(scale_muon, scale_muon, MuonSums, MuonArguments),
+    DTRAIN_HOST_KERNEL(move_muon, move_muon, MuonFactors, MuonArguments),
     DTRAIN_HOST_KERNEL(sum_squares, sum_squares, ThreadSums, SquaresArguments),
     DTRAIN_HOST_KERNEL(add_sums, add_sums, ThreadSums, AddArguments),
     DTRAIN_HOST_KERNEL(cross_entropy_float32, cross_entropy, RowSums, CrossEntropyArguments<float>),

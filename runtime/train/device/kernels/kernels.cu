@@ -1,7 +1,10 @@
 // What nvcc compiles of the kernels: their blocks on a GPU, and the functions that module.cpp finds by name.
 #include "adam.h"
 #include "cross_entropy.h"
+#include "lamb.h"
 #include "layer_norm.h"
+#include "muon.h"
+#include "sgd.h"
 #include "squares.h"
 
 namespace dtrain::train::cuda {
@@ -70,6 +73,13 @@ class DeviceBlock {
     dtrain::train::cuda::function(block, arguments);                                      \
   }
 DTRAIN_GLOBAL(update_adam, update_adam, AdamFactors, AdamArguments)
+DTRAIN_GLOBAL(update_sgd, update_sgd, SgdFactors, SgdArguments)
+DTRAIN_GLOBAL(direct_lamb, direct_lamb, LambSums, LambArguments)
+DTRAIN_GLOBAL(trust_lamb, trust_lamb, LambNorms, LambArguments)
+DTRAIN_GLOBAL(move_lamb, move_lamb, LambFactors, LambArguments)
+DTRAIN_GLOBAL(direct_muon, direct_muon, MuonSums, MuonArguments)
+DTRAIN_GLOBAL(scale_muon, scale_muon, MuonSums, MuonArguments)
+DTRAIN_GLOBAL(move_muon, move_muon, MuonFactors, MuonArguments)
 DTRAIN_GLOBAL(sum_squares, sum_squares, ThreadSums, SquaresArguments)
 DTRAIN_GLOBAL(add_sums, add_sums, ThreadSums, AddArguments)
 DTRAIN_GLOBAL(cross_entropy_float32, cross_entropy, RowSums, CrossEntropyArguments<float>)

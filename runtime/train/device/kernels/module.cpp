@@ -74,6 +74,13 @@ class LoadedKernels final : public DeviceKernels {
       if (error == cudaSuccess) error = cuda_.get_attributes(&attributes, into);
     };
     get("dtrain_update_adam", update_adam_);
+    get("dtrain_update_sgd", update_sgd_);
+    get("dtrain_direct_lamb", direct_lamb_);
+    get("dtrain_trust_lamb", trust_lamb_);
+    get("dtrain_move_lamb", move_lamb_);
+    get("dtrain_direct_muon", direct_muon_);
+    get("dtrain_scale_muon", scale_muon_);
+    get("dtrain_move_muon", move_muon_);
     get("dtrain_sum_squares", sum_squares_);
     get("dtrain_add_sums", add_sums_);
     get("dtrain_cross_entropy_float32", cross_entropy_float32_);
@@ -94,12 +101,28 @@ class LoadedKernels final : public DeviceKernels {
   }
 
   int update_adam(const cuda::AdamArguments& arguments, void* stream) const override {
-    // So many blocks of 256 threads with 64 registers are on a multiprocessor at once: one wave does all.
-    constexpr int kBlocksOfMultiprocessor = 4;
-    constexpr std::int64_t kElementsOfBlock = 4 * cuda::kThreads;
-    const std::int64_t needed = (arguments.count + kElementsOfBlock - 1) / kElementsOfBlock;
-    const std::int64_t wave = std::int64_t{kBlocksOfMultiprocessor} * multiprocessors_;
-    return launch(update_adam_, static_cast<int>(std::min(needed, wave)), arguments, stream);
+    return launch_update(update_adam_, arguments, stream);
+  }
+  int update_sgd(const cuda::SgdArguments& arguments, void* stream) const override {
+    return launch_update(update_sgd_, arguments, stream);
+  }
+  int direct_lamb(const cuda::LambArguments& arguments, void* stream) const override {
+    return launch_wave(direct_lamb_, cuda::parts_of_lamb(arguments), arguments, stream);
+  }
+  int trust_lamb(const cuda::LambArguments& arguments, void* stream) const override {
+    return launch(trust_lamb_, arguments.parameters, arguments, stream);
+  }
+  int move_lamb(const cuda::LambArguments& arguments, void* stream) const override {
+    return launch_wave(move_lamb_, cuda::parts_of_lamb(arguments), arguments, stream);
+  }
+  int direct_muon(const cuda::MuonArguments& arguments, void* stream) const override {
+    return launch(direct_muon_, arguments.sum_blocks, arguments, stream);
+  }
+  int scale_muon(const cuda::MuonArguments& arguments, void* stream) const override {
+    return launch_update(scale_muon_, arguments, stream);
+  }
+  int move_muon(const cuda::MuonArguments& arguments, void* stream) const override {
+    return launch_update(move_muon_, arguments, stream);
   }
   int sum_squares(const cuda::SquaresArguments& arguments, int blocks, void* stream) const override {
     return launch(sum_squares_, blocks, arguments, stream);
@@ -150,6 +173,20 @@ class LoadedKernels final : public DeviceKernels {
     return error;
   }
 
+  // Launches a kernel that runs with any number of blocks, on as many as are needed, and at most those of one wave: so
+  // many blocks of 256 threads with 64 registers are on a multiprocessor at once.
+  template <class Arguments>
+  int launch_wave(cudaKernel_t kernel, std::int64_t needed, const Arguments& arguments, void* stream) const {
+    constexpr std::int64_t kBlocksOfMultiprocessor = 4;
+    return launch(kernel, static_cast<int>(std::min(needed, kBlocksOfMultiprocessor * multiprocessors_)), arguments,
+                  stream);
+  }
+  template <class Arguments>
+  int launch_update(cudaKernel_t kernel, const Arguments& arguments, void* stream) const {
+    constexpr std::int64_t kElementsOfBlock = 4 * cuda::kThreads;
+    return launch_wave(kernel, (arguments.flat.count + kElementsOfBlock - 1) / kElementsOfBlock, arguments, stream);
+  }
+
   template <class Value>
   static int blocks_of_add(const cuda::AddNormArguments<Value>& arguments) {
     return cuda::blocks_of_add_norm(arguments.columns, arguments.of_bias != nullptr);
@@ -165,7 +202,8 @@ class LoadedKernels final : public DeviceKernels {
 
   CudaRuntime cuda_{};
   int multiprocessors_ = 0;
-  cudaKernel_t update_adam_{}, sum_squares_{}, add_sums_{}, cross_entropy_float32_{}, cross_entropy_bfloat16_{},
+  cudaKernel_t update_adam_{}, update_sgd_{}, direct_lamb_{}, trust_lamb_{}, move_lamb_{}, direct_muon_{},
+      scale_muon_{}, move_muon_{}, sum_squares_{}, add_sums_{}, cross_entropy_float32_{}, cross_entropy_bfloat16_{},
       cross_entropy_gradient_float32_{}, cross_entropy_gradient_bfloat16_{}, add_norm_float32_{}, add_norm_bfloat16_{};
   NormKernels norm_gradient_float32_{}, norm_gradient_bfloat16_{};
 };

@@ -7,7 +7,10 @@
 
 #include "device/kernels/adam.h"
 #include "device/kernels/cross_entropy.h"
+#include "device/kernels/lamb.h"
 #include "device/kernels/layer_norm.h"
+#include "device/kernels/muon.h"
+#include "device/kernels/sgd.h"
 #include "device/kernels/squares.h"
 
 namespace dtrain::train {
@@ -18,6 +21,13 @@ class DeviceKernels {
  public:
   virtual ~DeviceKernels() = default;
   virtual int update_adam(const cuda::AdamArguments& arguments, void* stream) const = 0;
+  virtual int update_sgd(const cuda::SgdArguments& arguments, void* stream) const = 0;
+  virtual int direct_lamb(const cuda::LambArguments& arguments, void* stream) const = 0;
+  virtual int trust_lamb(const cuda::LambArguments& arguments, void* stream) const = 0;
+  virtual int move_lamb(const cuda::LambArguments& arguments, void* stream) const = 0;
+  virtual int direct_muon(const cuda::MuonArguments& arguments, void* stream) const = 0;
+  virtual int scale_muon(const cuda::MuonArguments& arguments, void* stream) const = 0;
+  virtual int move_muon(const cuda::MuonArguments& arguments, void* stream) const = 0;
   virtual int sum_squares(const cuda::SquaresArguments& arguments, int blocks, void* stream) const = 0;
   virtual int add_sums(const cuda::AddArguments& arguments, void* stream) const = 0;
   virtual int cross_entropy(const cuda::CrossEntropyArguments<float>& arguments, void* stream) const = 0;
@@ -34,7 +44,7 @@ class DeviceKernels {
 
 // Raise the version with every change to DeviceKernels or to arguments of kernels, so that a module of another build is
 // refused instead of called.
-inline constexpr int kDeviceKernelsAbi = 2;
+inline constexpr int kDeviceKernelsAbi = 3;
 inline constexpr const char* kDeviceKernelsFactory = "dtrain_cuda_kernels_make";
 
 // Loads the kernels for the current device and sets `made`, or sets `why`: the device has no use for them. Returns 0,
