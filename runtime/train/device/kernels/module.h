@@ -8,6 +8,7 @@
 #include "device/kernels/adam.h"
 #include "device/kernels/cross_entropy.h"
 #include "device/kernels/layer_norm.h"
+#include "device/kernels/residual_norm.h"
 #include "device/kernels/squares.h"
 
 namespace dtrain::train {
@@ -27,6 +28,10 @@ class DeviceKernels {
                                      void* stream) const = 0;
   virtual int norm_gradient(const cuda::NormArguments<float>& arguments, void* stream) const = 0;
   virtual int norm_gradient(const cuda::NormArguments<std::uint16_t>& arguments, void* stream) const = 0;
+  virtual int norm_gradient(const cuda::NormArguments<float, std::uint16_t>& arguments, void* stream) const = 0;
+  virtual int residual_norm(const cuda::ResidualNormArguments<float>& arguments, void* stream) const = 0;
+  virtual int residual_norm(const cuda::ResidualNormArguments<std::uint16_t>& arguments, void* stream) const = 0;
+  virtual int residual_norm(const cuda::ResidualNormArguments<float, std::uint16_t>& arguments, void* stream) const = 0;
   virtual int add_norm(const cuda::AddNormArguments<float>& arguments, void* stream) const = 0;
   virtual int add_norm(const cuda::AddNormArguments<std::uint16_t>& arguments, void* stream) const = 0;
   virtual std::string error_text(int code) const = 0;
@@ -34,7 +39,7 @@ class DeviceKernels {
 
 // Raise the version with every change to DeviceKernels or to arguments of kernels, so that a module of another build is
 // refused instead of called.
-inline constexpr int kDeviceKernelsAbi = 2;
+inline constexpr int kDeviceKernelsAbi = 3;
 inline constexpr const char* kDeviceKernelsFactory = "dtrain_cuda_kernels_make";
 
 // Loads the kernels for the current device and sets `made`, or sets `why`: the device has no use for them. Returns 0,
