@@ -17,7 +17,6 @@ struct Case {
   std::int64_t rows = 1, columns = 1;
   int offset = 0, gradient_offset = 0;
   bool rms = false, bias = true;
-  bool residual = false;  // the inputs have a gradient from elsewhere, and theirs is copied
 };
 
 template <class Value, class Narrow>
@@ -68,30 +67,31 @@ Inputs<Value, Narrow> random_inputs(const Case& c) {
   return given;
 }
 
-template <int packs, class Value, class Narrow>
-void run_first(const NormArguments<Value, Narrow>& arguments, ThreadOrder order) {
+template <int packs, class Value, class Narrow, bool residual>
+void run_first(const NormArguments<Value, Narrow, residual>& arguments, ThreadOrder order) {
   run_on_host<train::cuda::NormSums>([](auto& block, const auto& a) { train::cuda::norm_gradient<packs>(block, a); },
                                      arguments, train::cuda::blocks_of_norm(arguments.rows, arguments.columns), order);
 }
 
-template <class Value, class Narrow>
+// `residual`: the inputs have a gradient from elsewhere, and theirs is copied.
+template <bool residual = false, class Value, class Narrow>
 Result<Value, Narrow> run(const Case& c, const Inputs<Value, Narrow>& given, ThreadOrder order) {
   const std::int64_t parts = train::cuda::norm_parts(c.rows, c.columns);
   Guarded<Value> inputs(given.inputs, c.offset), weight(given.weight, c.offset), added(given.added, c.offset);
   Guarded<Narrow> of_results(given.of_results, c.offset), copy(c.rows * c.columns, c.gradient_offset);
   Guarded<float> means(given.means, 0), reciprocals(given.reciprocals, 0), sums(parts * 2 * c.columns, 0);
   Guarded<Value> gradient(c.rows * c.columns, c.gradient_offset), of_weight(c.columns, 0), of_bias(c.columns, 0);
-  const NormArguments<Value, Narrow> arguments{.rows = c.rows,
-                                               .columns = c.columns,
-                                               .inputs = inputs.data(),
-                                               .of_results = of_results.data(),
-                                               .weight = weight.data(),
-                                               .means = c.rms ? nullptr : means.data(),
-                                               .reciprocals = reciprocals.data(),
-                                               .added = c.residual ? added.data() : nullptr,
-                                               .gradient = gradient.data(),
-                                               .copy = c.residual ? copy.data() : nullptr,
-                                               .sums = sums.data()};
+  const NormArguments<Value, Narrow, residual> arguments{.rows = c.rows,
+                                                         .columns = c.columns,
+                                                         .inputs = inputs.data(),
+                                                         .of_results = of_results.data(),
+                                                         .weight = weight.data(),
+                                                         .means = c.rms ? nullptr : means.data(),
+                                                         .reciprocals = reciprocals.data(),
+                                                         .gradient = gradient.data(),
+                                                         .sums = sums.data(),
+                                                         .added = residual ? added.data() : nullptr,
+                                                         .copy = residual ? copy.data() : nullptr};
   switch (train::cuda::norm_packs(c.columns)) {
     case 1:
       run_first<1>(arguments, order);
@@ -117,14 +117,14 @@ Result<Value, Narrow> run(const Case& c, const Inputs<Value, Narrow>& given, Thr
   return {gradient.values(), of_weight.values(), of_bias.values(), copy.values()};
 }
 
-template <class Value, class Narrow = Value>
+template <class Value, class Narrow = Value, bool residual = false>
 void check(const Case& c) {
   SCOPED_TRACE(testing::Message() << c.rows << " rows of " << c.columns << " at offsets " << c.offset << " and "
                                   << c.gradient_offset << (c.rms ? ", RMS" : "") << (c.bias ? "" : ", no bias")
-                                  << (c.residual ? ", residual" : ""));
+                                  << (residual ? ", residual" : ""));
   const auto given = random_inputs<Value, Narrow>(c);
-  const auto result = run(c, given, ThreadOrder::kForward);
-  for (const ThreadOrder order : kOrders) EXPECT_TRUE(run(c, given, order) == result) << "a race";
+  const auto result = run<residual>(c, given, ThreadOrder::kForward);
+  for (const ThreadOrder order : kOrders) EXPECT_TRUE(run<residual>(c, given, order) == result) << "a race";
   const double step = std::is_same_v<Value, float> ? 2e-6 : 1.0 / 256;
   const auto columns = static_cast<std::size_t>(c.columns);
   std::vector<double> of_weight(columns), of_bias(columns), sizes(columns);  // sizes: sums of what is added
@@ -146,7 +146,7 @@ void check(const Case& c) {
       sizes[i] += std::fabs(of_result(i)) * (1 + std::fabs(normalized(i)));
     }
     for (std::size_t i = 0; i < columns; ++i) {
-      const double added = c.residual ? double{train::cuda::to_float(given.added[row * columns + i])} : 0;
+      const double added = residual ? double{train::cuda::to_float(given.added[row * columns + i])} : 0;
       const double expected =
           double{given.reciprocals[row]} * (weighted(i) - mean - normalized(i) * with_input) + added;
       const double size = double{given.reciprocals[row]} *
@@ -155,7 +155,7 @@ void check(const Case& c) {
       const double error = std::is_same_v<Value, float> ? step * size : step * std::fabs(expected) + 1e-5 * size;
       ASSERT_NEAR(train::cuda::to_float(result.gradient[row * columns + i]), expected, error)
           << "row " << row << ", column " << i;
-      if (!c.residual) continue;
+      if (!residual) continue;
       ASSERT_NEAR(train::cuda::to_float(result.copy[row * columns + i]), expected,
                   std::fabs(expected) / 256 + 1e-5 * size)
           << "copy, row " << row << ", column " << i;
@@ -203,13 +203,13 @@ TEST(NormKernel, RmsNormAndNoBias) {
 TEST(NormKernel, WithTheGradientOfASumAndACopy) {
   for (const std::int64_t columns : {1, 7, 64, 96, 130, 512, 1500, 4096}) {
     for (const int offset : {0, 1}) {
-      const Case c{.rows = 9, .columns = columns, .offset = offset, .gradient_offset = offset, .residual = true};
-      check<float>(c);
-      check<std::uint16_t>(c);
-      check<float, std::uint16_t>(c);
+      const Case c{.rows = 9, .columns = columns, .offset = offset, .gradient_offset = offset};
+      check<float, float, true>(c);
+      check<std::uint16_t, std::uint16_t, true>(c);
+      check<float, std::uint16_t, true>(c);
     }
   }
-  check<float, std::uint16_t>({.rows = 7, .columns = 96, .rms = true, .bias = false, .residual = true});
+  check<float, std::uint16_t, true>({.rows = 7, .columns = 96, .rms = true, .bias = false});
 }
 
 // Where an array begins does not change the bits.

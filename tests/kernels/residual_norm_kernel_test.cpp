@@ -136,7 +136,8 @@ void check(const Case& c) {
 }
 
 TEST(ResidualNormKernel, SizesAndAlignments) {
-  for (const std::int64_t columns : {1, 3, 4, 63, 64, 255, 256, 260, 511, 512, 768, 1023, 1024, 1025, 2048, 2052, 4096}) {
+  for (const std::int64_t columns :
+       {1, 3, 4, 63, 64, 255, 256, 260, 511, 512, 768, 1023, 1024, 1025, 2048, 2052, 4096}) {
     for (const int offset : {0, 1, 3}) {
       const Case c{.rows = 9, .columns = columns, .offset = offset, .result_offset = offset};
       check<float>(c);

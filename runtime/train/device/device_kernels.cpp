@@ -106,7 +106,7 @@ struct NormGradients {
 };
 
 // `added` to the gradient of the inputs `x`, `mean` and, without `bias`, of_bias may be undefined.
-template <class Value, class Result>
+template <class Value, class Result, bool residual>
 NormGradients norm_gradients(const at::Tensor& of_result, const at::Tensor& added, const at::Tensor& x,
                              const at::Tensor& mean, const at::Tensor& reciprocal, const at::Tensor& weight,
                              bool bias) {
@@ -116,7 +116,7 @@ NormGradients norm_gradients(const at::Tensor& of_result, const at::Tensor& adde
   if (!std::is_same_v<Value, Result>) made.copy = at::empty_like(of_result);
   if (bias) made.of_bias = at::empty_like(weight);
   const at::Tensor sums = at::empty({parts, 2, columns}, x.options().dtype(at::kFloat));
-  cuda::NormArguments<Value, Result> arguments;
+  cuda::NormArguments<Value, Result, residual> arguments;
   arguments.rows = rows;
   arguments.columns = columns;
   arguments.inputs = static_cast<const Value*>(x.const_data_ptr());
@@ -245,7 +245,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> norm_gradient_on_device(const at:
                                                                        const at::Tensor& weight, bool bias) {
   NormGradients gradients;
   with_type_of(x, [&]<class Value>(Value) {
-    gradients = norm_gradients<Value, Value>(of_result, {}, x, mean.value_or(at::Tensor()), reciprocal, weight, bias);
+    gradients =
+        norm_gradients<Value, Value, false>(of_result, {}, x, mean.value_or(at::Tensor()), reciprocal, weight, bias);
   });
   return {gradients.of_inputs, gradients.of_weight, gradients.of_bias};
 }
@@ -279,7 +280,7 @@ ResidualNormGradients residual_norm_gradient_on_device(const at::Tensor& of_norm
   NormGradients gradients;
   with_types_of(norm.sum, of_normalized, [&]<class Value, class Result>(Value, Result) {
     gradients =
-        norm_gradients<Value, Result>(of_normalized, of_sum, norm.sum, norm.mean, norm.reciprocal, weight, bias);
+        norm_gradients<Value, Result, true>(of_normalized, of_sum, norm.sum, norm.mean, norm.reciprocal, weight, bias);
   });
   return {gradients.of_inputs, gradients.copy.defined() ? gradients.copy : gradients.of_inputs, gradients.of_weight,
           gradients.of_bias};

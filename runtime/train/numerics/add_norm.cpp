@@ -44,8 +44,8 @@ class AddNorm : public torch::autograd::Function<AddNorm> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
                                                 const at::Tensor& residual, const at::Tensor& weight,
                                                 const std::optional<at::Tensor>& bias, const NormSettings& settings) {
-    ResidualNorm norm = residual_norm_on_device(residual, input, weight, bias.value_or(at::Tensor()), settings.eps,
-                                                settings.rms);
+    ResidualNorm norm =
+        residual_norm_on_device(residual, input, weight, bias.value_or(at::Tensor()), settings.eps, settings.rms);
     context->set_materialize_grads(false);
     context->save_for_backward({norm.sum, norm.mean, norm.reciprocal, weight});
     context->saved_data["rms"] = settings.rms;
@@ -62,12 +62,14 @@ class AddNorm : public torch::autograd::Function<AddNorm> {
     const bool has_bias = context->saved_data["has_bias"].toBool();
     if (!of_normalized.defined()) return {of_sum, of_sum, {}, {}, {}};
     if (at::GradMode::is_enabled() || !is_plain(of_normalized) || (of_sum.defined() && !is_plain(of_sum))) {
-      const Gradients found =
-          differentiable_gradients(of_normalized, sum, weight,
-                                   {context->saved_data["rms"].toBool(), context->saved_data["eps"].toDouble()});
+      const Gradients found = differentiable_gradients(
+          of_normalized, sum, weight, {context->saved_data["rms"].toBool(), context->saved_data["eps"].toDouble()});
       const at::Tensor of_both = of_sum.defined() ? found.of_sum + of_sum : found.of_sum;
-      return {of_both.to(of_normalized.scalar_type()), of_both, found.of_weight,
-              has_bias ? found.of_bias : at::Tensor(), {}};
+      return {of_both.to(of_normalized.scalar_type()),
+              of_both,
+              found.of_weight,
+              has_bias ? found.of_bias : at::Tensor(),
+              {}};
     }
     const c10::DeviceGuard on_device(sum.device());
     const ResidualNormGradients found =

@@ -18,8 +18,8 @@
 
 namespace dtrain::train::cuda {
 
-// Value, Result: float, or std::uint16_t for bfloat16.
-template <class Value, class Result = Value>
+// Value, Result: float, or std::uint16_t for bfloat16. `residual`: the inputs are sums with a residual.
+template <class Value, class Result = Value, bool residual = false>
 struct NormArguments {
   std::int64_t rows = 0;
   std::int64_t columns = 0;            // at most kMostColumnsOfNorm
@@ -28,10 +28,11 @@ struct NormArguments {
   const Value* weight = nullptr;       // columns
   const float* means = nullptr;        // of the rows, from the forward pass; null: RMS norm
   const float* reciprocals = nullptr;  // 1 / standard deviation, or 1 / root of the mean square, of the rows
-  const Value* added = nullptr;        // rows * columns: added to the gradient of the inputs; null: nothing
   Value* gradient = nullptr;           // rows * columns: that of the inputs
-  Result* copy = nullptr;              // rows * columns: of that gradient; null: none
   float* sums = nullptr;               // norm_parts() * 2 * columns: for the gradients of weight and bias
+  // With a residual alone.
+  const Value* added = nullptr;  // rows * columns: added to the gradient of the inputs; null: nothing
+  Result* copy = nullptr;        // rows * columns: of that gradient; null: none
 };
 
 template <class Value>
@@ -96,9 +97,13 @@ DTRAIN_DEVICE NormShare norm_share(std::int64_t columns, int thread, const Value
   return share;
 }
 
-template <class Value, class Result>
-DTRAIN_DEVICE NormShare norm_share(const NormArguments<Value, Result>& a, int thread) {
-  return norm_share(a.columns, thread, a.inputs, a.of_results, a.weight, a.added, a.gradient, a.copy);
+template <class Value, class Result, bool residual>
+DTRAIN_DEVICE NormShare norm_share(const NormArguments<Value, Result, residual>& a, int thread) {
+  if constexpr (residual) {
+    return norm_share(a.columns, thread, a.inputs, a.of_results, a.weight, a.gradient, a.added, a.copy);
+  } else {
+    return norm_share(a.columns, thread, a.inputs, a.of_results, a.weight, a.gradient);
+  }
 }
 
 // Reads the thread's columns of the row that begins at `begin`. Those beyond the end become 0.
@@ -193,13 +198,13 @@ DTRAIN_DEVICE float sum_of_row(const NormSums& sums, int which, const NormShare&
 }
 
 // The first kernel, of blocks_of_norm() blocks.
-template <int packs, class Block, class Value, class Result>
-DTRAIN_DEVICE void norm_gradient(Block& block, const NormArguments<Value, Result>& a) {
+template <int packs, class Block, class Value, class Result, bool residual>
+DTRAIN_DEVICE void norm_gradient(Block& block, const NormArguments<Value, Result, residual>& a) {
   using Thread = NormThread<packs>;
   NormSums& sums = block.shared();
   auto threads = block.template of_threads<Thread>();
-  const auto inputs = block.array(a.inputs, a.rows * a.columns),
-             of_results = block.array(a.of_results, a.rows * a.columns);
+  const auto inputs = block.array(a.inputs, a.rows * a.columns);
+  const auto of_results = block.array(a.of_results, a.rows * a.columns);
   const auto gradient = block.array(a.gradient, a.rows * a.columns);
   const std::int64_t groups = kThreads / norm_width(a.columns), at_once = Thread::kRows * groups;
   block.each([&](int thread) {
@@ -253,7 +258,7 @@ DTRAIN_DEVICE void norm_gradient(Block& block, const NormArguments<Value, Result
       DTRAIN_UNROLL
       for (int r = 0; r < Thread::kRows; ++r) {
         const std::int64_t row = first + r * groups + share.group;
-        if (a.added && row < a.rows) {
+        if (residual && a.added && row < a.rows) {
           get_columns<packs>(share, block.array(a.added, a.rows * a.columns), row * a.columns, added[r]);
         }
       }
@@ -268,10 +273,10 @@ DTRAIN_DEVICE void norm_gradient(Block& block, const NormArguments<Value, Result
         DTRAIN_UNROLL
         for (int i = 0; i < Thread::kColumns; ++i) {
           of_inputs[i] = my.reciprocal[r] * (my.weighted[r][i] - mean - my.normalized[r][i] * mean_with_input);
-          if (a.added) of_inputs[i] += added[r][i];
+          if (residual && a.added) of_inputs[i] += added[r][i];
         }
         put_columns<packs, Value>(share, gradient, row * a.columns, of_inputs);
-        if (a.copy) {
+        if (residual && a.copy) {
           put_columns<packs, Result>(share, block.array(a.copy, a.rows * a.columns), row * a.columns, of_inputs);
         }
       }

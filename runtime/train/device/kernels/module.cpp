@@ -88,7 +88,9 @@ class LoadedKernels final : public DeviceKernels {
     };
     get_all("norm_gradient", "float32", norm_gradient_float32_);
     get_all("norm_gradient", "bfloat16", norm_gradient_bfloat16_);
-    get_all("norm_gradient", "mixed", norm_gradient_mixed_);
+    get_all("residual_norm_gradient", "float32", residual_norm_gradient_float32_);
+    get_all("residual_norm_gradient", "bfloat16", residual_norm_gradient_bfloat16_);
+    get_all("residual_norm_gradient", "mixed", residual_norm_gradient_mixed_);
     get_all("residual_norm", "float32", residual_norm_float32_);
     get_all("residual_norm", "bfloat16", residual_norm_bfloat16_);
     get_all("residual_norm", "mixed", residual_norm_mixed_);
@@ -131,8 +133,15 @@ class LoadedKernels final : public DeviceKernels {
   int norm_gradient(const cuda::NormArguments<std::uint16_t>& arguments, void* stream) const override {
     return launch_norm(norm_gradient_bfloat16_, arguments, stream);
   }
-  int norm_gradient(const cuda::NormArguments<float, std::uint16_t>& arguments, void* stream) const override {
-    return launch_norm(norm_gradient_mixed_, arguments, stream);
+  int norm_gradient(const cuda::NormArguments<float, float, true>& arguments, void* stream) const override {
+    return launch_norm(residual_norm_gradient_float32_, arguments, stream);
+  }
+  int norm_gradient(const cuda::NormArguments<std::uint16_t, std::uint16_t, true>& arguments,
+                    void* stream) const override {
+    return launch_norm(residual_norm_gradient_bfloat16_, arguments, stream);
+  }
+  int norm_gradient(const cuda::NormArguments<float, std::uint16_t, true>& arguments, void* stream) const override {
+    return launch_norm(residual_norm_gradient_mixed_, arguments, stream);
   }
   int residual_norm(const cuda::ResidualNormArguments<float>& arguments, void* stream) const override {
     return launch_norm(residual_norm_float32_, arguments, stream);
@@ -185,8 +194,9 @@ class LoadedKernels final : public DeviceKernels {
   int multiprocessors_ = 0;
   cudaKernel_t update_adam_{}, sum_squares_{}, add_sums_{}, cross_entropy_float32_{}, cross_entropy_bfloat16_{},
       cross_entropy_gradient_float32_{}, cross_entropy_gradient_bfloat16_{}, add_norm_float32_{}, add_norm_bfloat16_{};
-  NormKernels norm_gradient_float32_{}, norm_gradient_bfloat16_{}, norm_gradient_mixed_{}, residual_norm_float32_{},
-      residual_norm_bfloat16_{}, residual_norm_mixed_{};
+  NormKernels norm_gradient_float32_{}, norm_gradient_bfloat16_{}, residual_norm_float32_{}, residual_norm_bfloat16_{},
+      residual_norm_mixed_{}, residual_norm_gradient_float32_{}, residual_norm_gradient_bfloat16_{},
+      residual_norm_gradient_mixed_{};
 };
 
 }  // namespace

@@ -28,7 +28,10 @@ class DeviceKernels {
                                      void* stream) const = 0;
   virtual int norm_gradient(const cuda::NormArguments<float>& arguments, void* stream) const = 0;
   virtual int norm_gradient(const cuda::NormArguments<std::uint16_t>& arguments, void* stream) const = 0;
-  virtual int norm_gradient(const cuda::NormArguments<float, std::uint16_t>& arguments, void* stream) const = 0;
+  virtual int norm_gradient(const cuda::NormArguments<float, float, true>& arguments, void* stream) const = 0;
+  virtual int norm_gradient(const cuda::NormArguments<std::uint16_t, std::uint16_t, true>& arguments,
+                            void* stream) const = 0;
+  virtual int norm_gradient(const cuda::NormArguments<float, std::uint16_t, true>& arguments, void* stream) const = 0;
   virtual int residual_norm(const cuda::ResidualNormArguments<float>& arguments, void* stream) const = 0;
   virtual int residual_norm(const cuda::ResidualNormArguments<std::uint16_t>& arguments, void* stream) const = 0;
   virtual int residual_norm(const cuda::ResidualNormArguments<float, std::uint16_t>& arguments, void* stream) const = 0;

@@ -19,16 +19,16 @@ namespace dtrain::train::cuda {
 template <class Value, class Result = Value>
 struct ResidualNormArguments {
   std::int64_t rows = 0;
-  std::int64_t columns = 0;          // at most kMostColumnsOfNorm
-  const Value* residual = nullptr;   // rows * columns
-  const Result* inputs = nullptr;    // rows * columns
-  const Value* weight = nullptr;     // columns
-  const Value* bias = nullptr;       // columns; null: there is none
-  float eps = 0;                     // added to the variance, or to the mean square
-  Value* sums = nullptr;             // rows * columns: residual + inputs
-  Result* results = nullptr;         // rows * columns: the normalized sums
-  float* means = nullptr;            // of the rows; null: RMS norm
-  float* reciprocals = nullptr;      // 1 / standard deviation, or 1 / root of the mean square, of the rows
+  std::int64_t columns = 0;         // at most kMostColumnsOfNorm
+  const Value* residual = nullptr;  // rows * columns
+  const Result* inputs = nullptr;   // rows * columns
+  const Value* weight = nullptr;    // columns
+  const Value* bias = nullptr;      // columns; null: there is none
+  float eps = 0;                    // added to the variance, or to the mean square
+  Value* sums = nullptr;            // rows * columns: residual + inputs
+  Result* results = nullptr;        // rows * columns: the normalized sums
+  float* means = nullptr;           // of the rows; null: RMS norm
+  float* reciprocals = nullptr;     // 1 / standard deviation, or 1 / root of the mean square, of the rows
 };
 
 // What a thread keeps from phase to phase.

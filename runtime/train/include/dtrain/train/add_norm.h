@@ -18,8 +18,9 @@ struct AddNormResult {
 //   auto [hidden, x] = dtrain::add_layer_norm(attention(hidden), x, norm->weight, norm->bias);
 //
 // `input` and `residual` have one shape, [..., columns]; `weight` and `bias` are [columns]. The sum has the type that
-// libtorch's addition gives it, and the normalized sum has that type, too; under autocast, autocast's, in which the next
-// product reads it (libtorch's norms give float32 on GPUs). The sum is rounded to its type before it is normalized.
+// libtorch's addition gives it, and the normalized sum has that type, too; under autocast, autocast's, in which the
+// next product reads it (libtorch's norms give float32 on GPUs). The sum is rounded to its type before it is
+// normalized.
 //
 // One kernel does forward, and one backward besides the sums for weight and bias, on GPUs that run dtrain's kernels,
 // for at most 4,096 columns, in float32, in bfloat16, and where autocast gives bfloat16 to be added to a residual in
