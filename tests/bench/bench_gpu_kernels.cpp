@@ -5,14 +5,15 @@
 //
 // GPT-2's sizes: 124 million parameters, 8 x 1,024 rows of 50,257 scores in bfloat16, and of 768 and 2,048 values in
 // float32 for the gradient of layer norm, and of 768 and 2,048 values for a residual in float32 and a layer in
-// bfloat16, their sum and its norm; divided by DIVISOR. Exit codes: 0 all results are near libtorch's, 1 one is not, or
-// there are no kernels.
+// bfloat16, their sum and its norm, and attention of 8 x 1,024 tokens; divided by DIVISOR. Exit codes: 0 all results
+// are near libtorch's, 1 one is not, or there are no kernels.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include <ATen/CompositeImplicitAutogradFunctions.h>
 #include <c10/core/Event.h>
@@ -20,6 +21,7 @@
 
 #include "device/device_kernels.h"
 #include "device/training_device.h"
+#include "dtrain/config/optimizations.h"
 #include "dtrain/config/optimizers.h"
 #include "dtrain/train/add_norm.h"
 #include "dtrain/train/linear_cross_entropy.h"
@@ -69,7 +71,11 @@ class Bench {
   // The same where products of matrices take most of the time: `operations` in floating point.
   void compare_products(const std::string& name, double operations, double difference, double limit,
                         const std::function<void()>& ours, const std::function<void()>& libtorchs) {
-    const double own = seconds_of(gpu_, ours), peer = seconds_of(gpu_, libtorchs);
+    compare_products(name, operations, difference, limit, ours, seconds_of(gpu_, libtorchs));
+  }
+  void compare_products(const std::string& name, double operations, double difference, double limit,
+                        const std::function<void()>& ours, double peer) {
+    const double own = seconds_of(gpu_, ours);
     std::printf("%-14s %8.3f ms, %.0f TFLOP/s", name.c_str(), own * 1e3, operations / own / 1e12);
     print_peer(own, peer, difference, limit);
   }
@@ -218,6 +224,32 @@ void measure_linear_cross_entropy(Bench& bench, c10::Device gpu, std::int64_t ro
   }
 }
 
+// Forward and backward of causal attention with 12 heads of 64 features, by each of libtorch's kernels against its own
+// choice.
+void measure_attention(Bench& bench, c10::Device gpu, std::int64_t samples) {
+  constexpr std::int64_t kHeads = 12, kTokens = 1024, kFeatures = 64;
+  const auto random = [&] {
+    return at::randn({samples, kHeads, kTokens, kFeatures}, at::TensorOptions(gpu).dtype(at::kBFloat16));
+  };
+  const std::vector<at::Tensor> inputs{random().requires_grad_(), random().requires_grad_(), random().requires_grad_()};
+  const at::Tensor of_result = random();
+  const auto gradient = [&] {
+    const at::Tensor result =
+        at::scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], {}, 0, /*is_causal=*/true);
+    return torch::autograd::grad({result}, inputs, {of_result})[0];
+  };
+  const at::Tensor chosen = gradient();
+  const double chosens = seconds_of(gpu, gradient);
+  // Two products forward and five backward, of half of all pairs of tokens; each takes two operations for a feature.
+  const double operations = 7.0 * static_cast<double>(samples * kHeads * kTokens * kTokens * kFeatures);
+  for (const auto& [name, attention] : config::kAttentions) {
+    if (attention == config::Attention::kAuto || attention == config::Attention::kMath) continue;
+    train::use_fast_paths(gpu, {.attention = attention});
+    bench.compare_products(std::string("attention, ") + name, operations, difference(gradient(), chosen), 2e-2,
+                           gradient, chosens);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -240,6 +272,7 @@ int main(int argc, char** argv) {
     measure_linear_cross_entropy(bench, gpu, rows);
     for (const std::int64_t columns : {768, 2048}) measure_layer_norm(bench, gpu, rows, columns);
     for (const std::int64_t columns : {768, 2048}) measure_add_norm(bench, gpu, rows, columns);
+    measure_attention(bench, gpu, std::max<std::int64_t>(1, 8 / divisor));
     return bench.all_near() ? 0 : 1;
   } catch (const std::exception& error) {
     std::printf("bench_gpu_kernels: %s\n", error.what());
