@@ -69,12 +69,13 @@ if _util.find_spec("torch") is not None:
     from . import data
     from ._native import ConfigError, DataError, Error
     from .losses import linear_cross_entropy
+    from .norms import add_layer_norm, add_rms_norm
     from .sample_division import divided, divisible
     from .session import Session, init
     from .trial import Callback, Context, Metric, Trial, run_trial
 
-    __all__ = ["Callback", "ConfigError", "Context", "DataError", "Error", "Metric", "Run", "Session", "Trial", "data",
-               "divided", "divisible", "init", "linear_cross_entropy", "run_trial"]
+    __all__ = ["Callback", "ConfigError", "Context", "DataError", "Error", "Metric", "Run", "Session", "Trial",
+               "add_layer_norm", "add_rms_norm", "data", "divided", "divisible", "init", "linear_cross_entropy", "run_trial"]
 else:
     __all__ = ["Run"]
 

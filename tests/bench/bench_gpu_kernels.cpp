@@ -4,8 +4,9 @@
 //   bench_gpu_kernels [DIVISOR]
 //
 // GPT-2's sizes: 124 million parameters, 8 x 1,024 rows of 50,257 scores in bfloat16, and of 768 and 2,048 values in
-// float32 for the gradient of layer norm; divided by DIVISOR. Exit codes: 0 all results are near libtorch's, 1 one is
-// not, or there are no kernels.
+// float32 for the gradient of layer norm, and of 768 and 2,048 values for a residual in float32 and a layer in
+// bfloat16, their sum and its norm, and attention of 8 x 1,024 tokens; divided by DIVISOR. Exit codes: 0 all results
+// are near libtorch's, 1 one is not, or there are no kernels.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -20,7 +21,9 @@
 
 #include "device/device_kernels.h"
 #include "device/training_device.h"
+#include "dtrain/config/optimizations.h"
 #include "dtrain/config/optimizers.h"
+#include "dtrain/train/add_norm.h"
 #include "dtrain/train/linear_cross_entropy.h"
 #include "model/optimizer_update.h"
 #include "model/precision.h"
@@ -68,7 +71,11 @@ class Bench {
   // The same where products of matrices take most of the time: `operations` in floating point.
   void compare_products(const std::string& name, double operations, double difference, double limit,
                         const std::function<void()>& ours, const std::function<void()>& libtorchs) {
-    const double own = seconds_of(gpu_, ours), peer = seconds_of(gpu_, libtorchs);
+    compare_products(name, operations, difference, limit, ours, seconds_of(gpu_, libtorchs));
+  }
+  void compare_products(const std::string& name, double operations, double difference, double limit,
+                        const std::function<void()>& ours, double peer) {
+    const double own = seconds_of(gpu_, ours);
     std::printf("%-14s %8.3f ms, %.0f TFLOP/s", name.c_str(), own * 1e3, operations / own / 1e12);
     print_peer(own, peer, difference, limit);
   }
@@ -259,6 +266,37 @@ void measure_layer_norm(Bench& bench, c10::Device gpu, std::int64_t rows, std::i
       [&] { libtorchs(); });
 }
 
+// A block's output under autocast: its sum with the residual, layer norm of it in bfloat16 for the next product, and
+// the gradients of both.
+void measure_add_norm(Bench& bench, c10::Device gpu, std::int64_t rows, std::int64_t columns) {
+  const at::Tensor input = at::randn({rows, columns}, gpu).to(at::kBFloat16).requires_grad_();
+  const at::Tensor residual = at::randn({rows, columns}, gpu).requires_grad_();
+  const at::Tensor weight = at::randn({columns}, gpu).requires_grad_(),
+                   bias = at::randn({columns}, gpu).requires_grad_();
+  const at::Tensor of_normalized = at::randn({rows, columns}, gpu).to(at::kBFloat16), of_sum = at::randn_like(residual);
+  const auto ours = [&] {
+    const train::Autocast autocast(at::kBFloat16, gpu);
+    return add_layer_norm(input, residual, weight, bias);
+  };
+  const auto libtorchs = [&]() -> AddNormResult {
+    const train::Autocast autocast(at::kBFloat16, gpu);
+    const at::Tensor sum = residual + input;
+    return {at::layer_norm(sum, {columns}, weight, bias).to(at::kBFloat16), sum};
+  };
+  const auto gradients = [&](const AddNormResult& result) {
+    return torch::autograd::grad({result.normalized, result.sum}, {input, residual, weight, bias},
+                                 {of_normalized, of_sum});
+  };
+  const AddNormResult own = ours(), theirs = libtorchs();
+  double differs = std::max(difference(own.normalized, theirs.normalized), difference(own.sum, theirs.sum));
+  const auto of_own = gradients(own), of_theirs = gradients(theirs);
+  for (std::size_t i = 0; i < of_own.size(); ++i) differs = std::max(differs, difference(of_own[i], of_theirs[i]));
+  const std::string size = std::to_string(columns);
+  const double values = static_cast<double>(rows * columns);
+  bench.compare(
+      "add_norm " + size, 28.0 * values, differs, 1e-2, [&] { gradients(ours()); }, [&] { gradients(libtorchs()); });
+}
+
 // In chunks of 64 MiB and of 256 MiB, against libtorch's operators with all scores.
 void measure_linear_cross_entropy(Bench& bench, c10::Device gpu, std::int64_t rows) {
   constexpr std::int64_t kClasses = 50'257, kFeatures = 768;
@@ -288,6 +326,32 @@ void measure_linear_cross_entropy(Bench& bench, c10::Device gpu, std::int64_t ro
   }
 }
 
+// Forward and backward of causal attention with 12 heads of 64 features, by each of libtorch's kernels against its own
+// choice.
+void measure_attention(Bench& bench, c10::Device gpu, std::int64_t samples) {
+  constexpr std::int64_t kHeads = 12, kTokens = 1024, kFeatures = 64;
+  const auto random = [&] {
+    return at::randn({samples, kHeads, kTokens, kFeatures}, at::TensorOptions(gpu).dtype(at::kBFloat16));
+  };
+  const std::vector<at::Tensor> inputs{random().requires_grad_(), random().requires_grad_(), random().requires_grad_()};
+  const at::Tensor of_result = random();
+  const auto gradient = [&] {
+    const at::Tensor result =
+        at::scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], {}, 0, /*is_causal=*/true);
+    return torch::autograd::grad({result}, inputs, {of_result})[0];
+  };
+  const at::Tensor chosen = gradient();
+  const double chosens = seconds_of(gpu, gradient);
+  // Two products forward and five backward, of half of all pairs of tokens; each takes two operations for a feature.
+  const double operations = 7.0 * static_cast<double>(samples * kHeads * kTokens * kTokens * kFeatures);
+  for (const auto& [name, attention] : config::kAttentions) {
+    if (attention == config::Attention::kAuto || attention == config::Attention::kMath) continue;
+    train::use_fast_paths(gpu, {.attention = attention});
+    bench.compare_products(std::string("attention, ") + name, operations, difference(gradient(), chosen), 2e-2,
+                           gradient, chosens);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -312,6 +376,8 @@ int main(int argc, char** argv) {
     measure_cross_entropy(bench, gpu, rows);
     measure_linear_cross_entropy(bench, gpu, rows);
     for (const std::int64_t columns : {768, 2048}) measure_layer_norm(bench, gpu, rows, columns);
+    for (const std::int64_t columns : {768, 2048}) measure_add_norm(bench, gpu, rows, columns);
+    measure_attention(bench, gpu, std::max<std::int64_t>(1, 8 / divisor));
     return bench.all_near() ? 0 : 1;
   } catch (const std::exception& error) {
     std::printf("bench_gpu_kernels: %s\n", error.what());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -123,6 +124,56 @@ void with_type_of(const at::Tensor& tensor, const Function& function) {
   } else {
     function(float());
   }
+}
+
+// The same for two tensors of one type, or of float32 and bfloat16.
+template <class Function>
+void with_types_of(const at::Tensor& first, const at::Tensor& second, const Function& function) {
+  if (first.scalar_type() == second.scalar_type()) {
+    with_type_of(first, [&](auto value) { function(value, value); });
+  } else {
+    function(float(), std::uint16_t());
+  }
+}
+
+struct NormGradients {
+  at::Tensor of_inputs;
+  at::Tensor copy;  // of of_inputs, in the type of the results; undefined if the types are the same
+  at::Tensor of_weight, of_bias;
+};
+
+// `added` to the gradient of the inputs `x`, `mean` and, without `bias`, of_bias may be undefined.
+template <class Value, class Result, bool residual>
+NormGradients norm_gradients(const at::Tensor& of_result, const at::Tensor& added, const at::Tensor& x,
+                             const at::Tensor& mean, const at::Tensor& reciprocal, const at::Tensor& weight,
+                             bool bias) {
+  const std::int64_t columns = weight.numel(), rows = x.numel() / columns;
+  const std::int64_t parts = cuda::norm_parts(rows, columns);
+  NormGradients made{at::empty_like(x), {}, at::empty_like(weight), {}};
+  if (!std::is_same_v<Value, Result>) made.copy = at::empty_like(of_result);
+  if (bias) made.of_bias = at::empty_like(weight);
+  const at::Tensor sums = at::empty({parts, 2, columns}, x.options().dtype(at::kFloat));
+  cuda::NormArguments<Value, Result, residual> arguments;
+  arguments.rows = rows;
+  arguments.columns = columns;
+  arguments.inputs = static_cast<const Value*>(x.const_data_ptr());
+  arguments.of_results = static_cast<const Result*>(of_result.const_data_ptr());
+  arguments.weight = static_cast<const Value*>(weight.const_data_ptr());
+  if (mean.defined()) arguments.means = mean.const_data_ptr<float>();
+  arguments.reciprocals = reciprocal.const_data_ptr<float>();
+  if (added.defined()) arguments.added = static_cast<const Value*>(added.const_data_ptr());
+  arguments.gradient = static_cast<Value*>(made.of_inputs.mutable_data_ptr());
+  if (made.copy.defined()) arguments.copy = static_cast<Result*>(made.copy.mutable_data_ptr());
+  arguments.sums = sums.mutable_data_ptr<float>();
+  check_launch(loaded_kernels().loaded->norm_gradient(arguments, stream_of(x)), "norm_gradient");
+  cuda::AddNormArguments<Value> of_parameters;
+  of_parameters.sums = arguments.sums;
+  of_parameters.parts = parts;
+  of_parameters.columns = columns;
+  of_parameters.of_weight = static_cast<Value*>(made.of_weight.mutable_data_ptr());
+  if (bias) of_parameters.of_bias = static_cast<Value*>(made.of_bias.mutable_data_ptr());
+  check_launch(loaded_kernels().loaded->add_norm(of_parameters, stream_of(x)), "add_norm");
+  return made;
 }
 
 }  // namespace
@@ -271,32 +322,47 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> norm_gradient_on_device(const at:
                                                                        const std::optional<at::Tensor>& mean,
                                                                        const at::Tensor& reciprocal,
                                                                        const at::Tensor& weight, bool bias) {
-  const std::int64_t columns = weight.numel(), rows = x.numel() / columns;
-  const std::int64_t parts = cuda::norm_parts(rows, columns);
-  const at::Tensor gradient = at::empty_like(x), of_weight = at::empty_like(weight);
-  const at::Tensor of_bias = bias ? at::empty_like(weight) : at::Tensor();
-  const at::Tensor sums = at::empty({parts, 2, columns}, x.options().dtype(at::kFloat));
+  NormGradients gradients;
   with_type_of(x, [&]<class Value>(Value) {
-    cuda::NormArguments<Value> arguments;
+    gradients =
+        norm_gradients<Value, Value, false>(of_result, {}, x, mean.value_or(at::Tensor()), reciprocal, weight, bias);
+  });
+  return {gradients.of_inputs, gradients.of_weight, gradients.of_bias};
+}
+
+ResidualNorm residual_norm_on_device(const at::Tensor& residual, const at::Tensor& input, const at::Tensor& weight,
+                                     const at::Tensor& bias, double eps, bool rms) {
+  const at::TensorOptions of_rows = residual.options().dtype(at::kFloat);
+  const std::int64_t columns = weight.numel(), rows = residual.numel() / columns;
+  ResidualNorm made{at::empty_like(residual), at::empty_like(input), rms ? at::Tensor() : at::empty({rows}, of_rows),
+                    at::empty({rows}, of_rows)};
+  with_types_of(residual, input, [&]<class Value, class Result>(Value, Result) {
+    cuda::ResidualNormArguments<Value, Result> arguments;
     arguments.rows = rows;
     arguments.columns = columns;
-    arguments.inputs = static_cast<const Value*>(x.const_data_ptr());
-    arguments.of_results = static_cast<const Value*>(of_result.const_data_ptr());
+    arguments.residual = static_cast<const Value*>(residual.const_data_ptr());
+    arguments.inputs = static_cast<const Result*>(input.const_data_ptr());
     arguments.weight = static_cast<const Value*>(weight.const_data_ptr());
-    if (mean) arguments.means = mean->const_data_ptr<float>();
-    arguments.reciprocals = reciprocal.const_data_ptr<float>();
-    arguments.gradient = static_cast<Value*>(gradient.mutable_data_ptr());
-    arguments.sums = sums.mutable_data_ptr<float>();
-    check_launch(loaded_kernels().loaded->norm_gradient(arguments, stream_of(x)), "norm_gradient");
-    cuda::AddNormArguments<Value> added;
-    added.sums = arguments.sums;
-    added.parts = parts;
-    added.columns = columns;
-    added.of_weight = static_cast<Value*>(of_weight.mutable_data_ptr());
-    if (bias) added.of_bias = static_cast<Value*>(of_bias.mutable_data_ptr());
-    check_launch(loaded_kernels().loaded->add_norm(added, stream_of(x)), "add_norm");
+    if (bias.defined()) arguments.bias = static_cast<const Value*>(bias.const_data_ptr());
+    arguments.eps = static_cast<float>(eps);
+    arguments.sums = static_cast<Value*>(made.sum.mutable_data_ptr());
+    arguments.results = static_cast<Result*>(made.normalized.mutable_data_ptr());
+    if (!rms) arguments.means = made.mean.mutable_data_ptr<float>();
+    arguments.reciprocals = made.reciprocal.mutable_data_ptr<float>();
+    check_launch(loaded_kernels().loaded->residual_norm(arguments, stream_of(residual)), "residual_norm");
   });
-  return {gradient, of_weight, of_bias};
+  return made;
+}
+
+ResidualNormGradients residual_norm_gradient_on_device(const at::Tensor& of_normalized, const at::Tensor& of_sum,
+                                                       const ResidualNorm& norm, const at::Tensor& weight, bool bias) {
+  NormGradients gradients;
+  with_types_of(norm.sum, of_normalized, [&]<class Value, class Result>(Value, Result) {
+    gradients =
+        norm_gradients<Value, Result, true>(of_normalized, of_sum, norm.sum, norm.mean, norm.reciprocal, weight, bias);
+  });
+  return {gradients.of_inputs, gradients.copy.defined() ? gradients.copy : gradients.of_inputs, gradients.of_weight,
+          gradients.of_bias};
 }
 
 }  // namespace dtrain::train

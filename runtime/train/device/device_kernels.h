@@ -81,4 +81,23 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> norm_gradient_on_device(const at:
                                                                        const at::Tensor& reciprocal,
                                                                        const at::Tensor& weight, bool bias);
 
+// The sum of a residual and an input, and layer norm or RMS norm of it.
+struct ResidualNorm {
+  at::Tensor sum;               // as the residual
+  at::Tensor normalized;        // as the input
+  at::Tensor mean, reciprocal;  // of the rows, float32; RMS norm has no mean
+};
+struct ResidualNormGradients {
+  at::Tensor of_residual, of_input, of_weight, of_bias;
+};
+
+// `residual` and `input` [..., columns] are of one type, float32 or bfloat16, or the residual is of float32 and the
+// input of bfloat16. `weight` and `bias`, which may be undefined, have the residual's type. All are contiguous on a GPU
+// that has kernels; there are cuda::kMostColumnsOfNorm columns at most, and a row at least. The second function gets
+// the gradients of `normalized` and of `sum`, which may be undefined.
+ResidualNorm residual_norm_on_device(const at::Tensor& residual, const at::Tensor& input, const at::Tensor& weight,
+                                     const at::Tensor& bias, double eps, bool rms);
+ResidualNormGradients residual_norm_gradient_on_device(const at::Tensor& of_normalized, const at::Tensor& of_sum,
+                                                       const ResidualNorm& norm, const at::Tensor& weight, bool bias);
+
 }  // namespace dtrain::train

@@ -11,6 +11,7 @@
 #include "device/kernels/lamb.h"
 #include "device/kernels/layer_norm.h"
 #include "device/kernels/muon.h"
+#include "device/kernels/residual_norm.h"
 #include "device/kernels/sgd.h"
 #include "device/kernels/squares.h"
 #include "harness/fake_gpu.h"
@@ -84,15 +85,29 @@ void for_each_array(cuda::CrossEntropyArguments<Score>& a, int, const Use& use) 
   use(a.gradient, a.rows * a.classes, true);
 }
 
-template <class Value, class Use>
-void for_each_array(cuda::NormArguments<Value>& a, int, const Use& use) {
+template <class Value, class Result, bool residual, class Use>
+void for_each_array(cuda::NormArguments<Value, Result, residual>& a, int, const Use& use) {
   use(a.inputs, a.rows * a.columns, false);
   use(a.of_results, a.rows * a.columns, false);
   use(a.weight, a.columns, false);
   use(a.means, a.rows, false);
   use(a.reciprocals, a.rows, false);
+  use(a.added, a.rows * a.columns, false);
   use(a.gradient, a.rows * a.columns, true);
+  use(a.copy, a.rows * a.columns, true);
   use(a.sums, cuda::norm_parts(a.rows, a.columns) * 2 * a.columns, true);
+}
+
+template <class Value, class Result, class Use>
+void for_each_array(cuda::ResidualNormArguments<Value, Result>& a, int, const Use& use) {
+  use(a.residual, a.rows * a.columns, false);
+  use(a.inputs, a.rows * a.columns, false);
+  use(a.weight, a.columns, false);
+  use(a.bias, a.columns, false);
+  use(a.sums, a.rows * a.columns, true);
+  use(a.results, a.rows * a.columns, true);
+  use(a.means, a.rows, true);
+  use(a.reciprocals, a.rows, true);
 }
 
 template <class Value, class Use>
@@ -150,6 +165,30 @@ const HostKernel kHostKernels[] = {
     DTRAIN_HOST_KERNEL(norm_gradient_1_bfloat16, norm_gradient<1>, NormSums, NormArguments<std::uint16_t>),
     DTRAIN_HOST_KERNEL(norm_gradient_2_bfloat16, norm_gradient<2>, NormSums, NormArguments<std::uint16_t>),
     DTRAIN_HOST_KERNEL(norm_gradient_4_bfloat16, norm_gradient<4>, NormSums, NormArguments<std::uint16_t>),
+    DTRAIN_HOST_KERNEL(residual_norm_gradient_1_float32, norm_gradient<1>, NormSums, NormArguments<float, float, true>),
+    DTRAIN_HOST_KERNEL(residual_norm_gradient_2_float32, norm_gradient<2>, NormSums, NormArguments<float, float, true>),
+    DTRAIN_HOST_KERNEL(residual_norm_gradient_4_float32, norm_gradient<4>, NormSums, NormArguments<float, float, true>),
+    DTRAIN_HOST_KERNEL(residual_norm_gradient_1_bfloat16, norm_gradient<1>, NormSums,
+                       NormArguments<std::uint16_t, std::uint16_t, true>),
+    DTRAIN_HOST_KERNEL(residual_norm_gradient_2_bfloat16, norm_gradient<2>, NormSums,
+                       NormArguments<std::uint16_t, std::uint16_t, true>),
+    DTRAIN_HOST_KERNEL(residual_norm_gradient_4_bfloat16, norm_gradient<4>, NormSums,
+                       NormArguments<std::uint16_t, std::uint16_t, true>),
+    DTRAIN_HOST_KERNEL(residual_norm_gradient_1_mixed, norm_gradient<1>, NormSums,
+                       NormArguments<float, std::uint16_t, true>),
+    DTRAIN_HOST_KERNEL(residual_norm_gradient_2_mixed, norm_gradient<2>, NormSums,
+                       NormArguments<float, std::uint16_t, true>),
+    DTRAIN_HOST_KERNEL(residual_norm_gradient_4_mixed, norm_gradient<4>, NormSums,
+                       NormArguments<float, std::uint16_t, true>),
+    DTRAIN_HOST_KERNEL(residual_norm_1_float32, residual_norm<1>, NormSums, ResidualNormArguments<float>),
+    DTRAIN_HOST_KERNEL(residual_norm_2_float32, residual_norm<2>, NormSums, ResidualNormArguments<float>),
+    DTRAIN_HOST_KERNEL(residual_norm_4_float32, residual_norm<4>, NormSums, ResidualNormArguments<float>),
+    DTRAIN_HOST_KERNEL(residual_norm_1_bfloat16, residual_norm<1>, NormSums, ResidualNormArguments<std::uint16_t>),
+    DTRAIN_HOST_KERNEL(residual_norm_2_bfloat16, residual_norm<2>, NormSums, ResidualNormArguments<std::uint16_t>),
+    DTRAIN_HOST_KERNEL(residual_norm_4_bfloat16, residual_norm<4>, NormSums, ResidualNormArguments<std::uint16_t>),
+    DTRAIN_HOST_KERNEL(residual_norm_1_mixed, residual_norm<1>, NormSums, ResidualNormArguments<float, std::uint16_t>),
+    DTRAIN_HOST_KERNEL(residual_norm_2_mixed, residual_norm<2>, NormSums, ResidualNormArguments<float, std::uint16_t>),
+    DTRAIN_HOST_KERNEL(residual_norm_4_mixed, residual_norm<4>, NormSums, ResidualNormArguments<float, std::uint16_t>),
     DTRAIN_HOST_KERNEL(add_norm_float32, add_norm, ColumnSums, AddNormArguments<float>),
     DTRAIN_HOST_KERNEL(add_norm_bfloat16, add_norm, ColumnSums, AddNormArguments<std::uint16_t>)};
 

@@ -4,6 +4,7 @@
 #include "lamb.h"
 #include "layer_norm.h"
 #include "muon.h"
+#include "residual_norm.h"
 #include "sgd.h"
 #include "squares.h"
 
@@ -92,5 +93,23 @@ DTRAIN_GLOBAL(norm_gradient_4_float32, norm_gradient<4>, NormSums, NormArguments
 DTRAIN_GLOBAL(norm_gradient_1_bfloat16, norm_gradient<1>, NormSums, NormArguments<std::uint16_t>)
 DTRAIN_GLOBAL(norm_gradient_2_bfloat16, norm_gradient<2>, NormSums, NormArguments<std::uint16_t>)
 DTRAIN_GLOBAL(norm_gradient_4_bfloat16, norm_gradient<4>, NormSums, NormArguments<std::uint16_t>)
+DTRAIN_GLOBAL(residual_norm_gradient_1_float32, norm_gradient<1>, NormSums, NormArguments<float, float, true>)
+DTRAIN_GLOBAL(residual_norm_gradient_2_float32, norm_gradient<2>, NormSums, NormArguments<float, float, true>)
+DTRAIN_GLOBAL(residual_norm_gradient_4_float32, norm_gradient<4>, NormSums, NormArguments<float, float, true>)
+DTRAIN_GLOBAL(residual_norm_gradient_1_bfloat16, norm_gradient<1>, NormSums, NormArguments<std::uint16_t, std::uint16_t, true>)
+DTRAIN_GLOBAL(residual_norm_gradient_2_bfloat16, norm_gradient<2>, NormSums, NormArguments<std::uint16_t, std::uint16_t, true>)
+DTRAIN_GLOBAL(residual_norm_gradient_4_bfloat16, norm_gradient<4>, NormSums, NormArguments<std::uint16_t, std::uint16_t, true>)
+DTRAIN_GLOBAL(residual_norm_gradient_1_mixed, norm_gradient<1>, NormSums, NormArguments<float, std::uint16_t, true>)
+DTRAIN_GLOBAL(residual_norm_gradient_2_mixed, norm_gradient<2>, NormSums, NormArguments<float, std::uint16_t, true>)
+DTRAIN_GLOBAL(residual_norm_gradient_4_mixed, norm_gradient<4>, NormSums, NormArguments<float, std::uint16_t, true>)
+DTRAIN_GLOBAL(residual_norm_1_float32, residual_norm<1>, NormSums, ResidualNormArguments<float>)
+DTRAIN_GLOBAL(residual_norm_2_float32, residual_norm<2>, NormSums, ResidualNormArguments<float>)
+DTRAIN_GLOBAL(residual_norm_4_float32, residual_norm<4>, NormSums, ResidualNormArguments<float>)
+DTRAIN_GLOBAL(residual_norm_1_bfloat16, residual_norm<1>, NormSums, ResidualNormArguments<std::uint16_t>)
+DTRAIN_GLOBAL(residual_norm_2_bfloat16, residual_norm<2>, NormSums, ResidualNormArguments<std::uint16_t>)
+DTRAIN_GLOBAL(residual_norm_4_bfloat16, residual_norm<4>, NormSums, ResidualNormArguments<std::uint16_t>)
+DTRAIN_GLOBAL(residual_norm_1_mixed, residual_norm<1>, NormSums, ResidualNormArguments<float, std::uint16_t>)
+DTRAIN_GLOBAL(residual_norm_2_mixed, residual_norm<2>, NormSums, ResidualNormArguments<float, std::uint16_t>)
+DTRAIN_GLOBAL(residual_norm_4_mixed, residual_norm<4>, NormSums, ResidualNormArguments<float, std::uint16_t>)
 DTRAIN_GLOBAL(add_norm_float32, add_norm, ColumnSums, AddNormArguments<float>)
 DTRAIN_GLOBAL(add_norm_bfloat16, add_norm, ColumnSums, AddNormArguments<std::uint16_t>)

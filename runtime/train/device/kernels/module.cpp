@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <string>
 
 // The file that nvcc has written: the kernels for each kind of GPU, and as PTX for later ones.
 asm(".section .rodata\n"
@@ -87,12 +88,19 @@ class LoadedKernels final : public DeviceKernels {
     get("dtrain_cross_entropy_bfloat16", cross_entropy_bfloat16_);
     get("dtrain_cross_entropy_gradient_float32", cross_entropy_gradient_float32_);
     get("dtrain_cross_entropy_gradient_bfloat16", cross_entropy_gradient_bfloat16_);
-    get("dtrain_norm_gradient_1_float32", norm_gradient_float32_.of_1);
-    get("dtrain_norm_gradient_2_float32", norm_gradient_float32_.of_2);
-    get("dtrain_norm_gradient_4_float32", norm_gradient_float32_.of_4);
-    get("dtrain_norm_gradient_1_bfloat16", norm_gradient_bfloat16_.of_1);
-    get("dtrain_norm_gradient_2_bfloat16", norm_gradient_bfloat16_.of_2);
-    get("dtrain_norm_gradient_4_bfloat16", norm_gradient_bfloat16_.of_4);
+    const auto get_all = [&](const std::string& kind, const std::string& type, NormKernels& into) {
+      get(("dtrain_" + kind + "_1_" + type).c_str(), into.of_1);
+      get(("dtrain_" + kind + "_2_" + type).c_str(), into.of_2);
+      get(("dtrain_" + kind + "_4_" + type).c_str(), into.of_4);
+    };
+    get_all("norm_gradient", "float32", norm_gradient_float32_);
+    get_all("norm_gradient", "bfloat16", norm_gradient_bfloat16_);
+    get_all("residual_norm_gradient", "float32", residual_norm_gradient_float32_);
+    get_all("residual_norm_gradient", "bfloat16", residual_norm_gradient_bfloat16_);
+    get_all("residual_norm_gradient", "mixed", residual_norm_gradient_mixed_);
+    get_all("residual_norm", "float32", residual_norm_float32_);
+    get_all("residual_norm", "bfloat16", residual_norm_bfloat16_);
+    get_all("residual_norm", "mixed", residual_norm_mixed_);
     get("dtrain_add_norm_float32", add_norm_float32_);
     get("dtrain_add_norm_bfloat16", add_norm_bfloat16_);
     if (error == cudaSuccess) return "";
@@ -148,6 +156,25 @@ class LoadedKernels final : public DeviceKernels {
   int norm_gradient(const cuda::NormArguments<std::uint16_t>& arguments, void* stream) const override {
     return launch_norm(norm_gradient_bfloat16_, arguments, stream);
   }
+  int norm_gradient(const cuda::NormArguments<float, float, true>& arguments, void* stream) const override {
+    return launch_norm(residual_norm_gradient_float32_, arguments, stream);
+  }
+  int norm_gradient(const cuda::NormArguments<std::uint16_t, std::uint16_t, true>& arguments,
+                    void* stream) const override {
+    return launch_norm(residual_norm_gradient_bfloat16_, arguments, stream);
+  }
+  int norm_gradient(const cuda::NormArguments<float, std::uint16_t, true>& arguments, void* stream) const override {
+    return launch_norm(residual_norm_gradient_mixed_, arguments, stream);
+  }
+  int residual_norm(const cuda::ResidualNormArguments<float>& arguments, void* stream) const override {
+    return launch_norm(residual_norm_float32_, arguments, stream);
+  }
+  int residual_norm(const cuda::ResidualNormArguments<std::uint16_t>& arguments, void* stream) const override {
+    return launch_norm(residual_norm_bfloat16_, arguments, stream);
+  }
+  int residual_norm(const cuda::ResidualNormArguments<float, std::uint16_t>& arguments, void* stream) const override {
+    return launch_norm(residual_norm_mixed_, arguments, stream);
+  }
   int add_norm(const cuda::AddNormArguments<float>& arguments, void* stream) const override {
     return launch(add_norm_float32_, blocks_of_add(arguments), arguments, stream);
   }
@@ -191,8 +218,8 @@ class LoadedKernels final : public DeviceKernels {
   static int blocks_of_add(const cuda::AddNormArguments<Value>& arguments) {
     return cuda::blocks_of_add_norm(arguments.columns, arguments.of_bias != nullptr);
   }
-  template <class Value>
-  int launch_norm(const NormKernels& kernels, const cuda::NormArguments<Value>& arguments, void* stream) const {
+  template <class Arguments>
+  int launch_norm(const NormKernels& kernels, const Arguments& arguments, void* stream) const {
     const int packs = cuda::norm_packs(arguments.columns);
     return launch(packs == 1   ? kernels.of_1
                   : packs == 2 ? kernels.of_2
@@ -205,7 +232,9 @@ class LoadedKernels final : public DeviceKernels {
   cudaKernel_t update_adam_{}, update_sgd_{}, direct_lamb_{}, trust_lamb_{}, move_lamb_{}, direct_muon_{},
       scale_muon_{}, move_muon_{}, sum_squares_{}, add_sums_{}, cross_entropy_float32_{}, cross_entropy_bfloat16_{},
       cross_entropy_gradient_float32_{}, cross_entropy_gradient_bfloat16_{}, add_norm_float32_{}, add_norm_bfloat16_{};
-  NormKernels norm_gradient_float32_{}, norm_gradient_bfloat16_{};
+  NormKernels norm_gradient_float32_{}, norm_gradient_bfloat16_{}, residual_norm_float32_{}, residual_norm_bfloat16_{},
+      residual_norm_mixed_{}, residual_norm_gradient_float32_{}, residual_norm_gradient_bfloat16_{},
+      residual_norm_gradient_mixed_{};
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "device/kernels/lamb.h"
 #include "device/kernels/layer_norm.h"
 #include "device/kernels/muon.h"
+#include "device/kernels/residual_norm.h"
 #include "device/kernels/sgd.h"
 #include "device/kernels/squares.h"
 
@@ -37,6 +38,13 @@ class DeviceKernels {
                                      void* stream) const = 0;
   virtual int norm_gradient(const cuda::NormArguments<float>& arguments, void* stream) const = 0;
   virtual int norm_gradient(const cuda::NormArguments<std::uint16_t>& arguments, void* stream) const = 0;
+  virtual int norm_gradient(const cuda::NormArguments<float, float, true>& arguments, void* stream) const = 0;
+  virtual int norm_gradient(const cuda::NormArguments<std::uint16_t, std::uint16_t, true>& arguments,
+                            void* stream) const = 0;
+  virtual int norm_gradient(const cuda::NormArguments<float, std::uint16_t, true>& arguments, void* stream) const = 0;
+  virtual int residual_norm(const cuda::ResidualNormArguments<float>& arguments, void* stream) const = 0;
+  virtual int residual_norm(const cuda::ResidualNormArguments<std::uint16_t>& arguments, void* stream) const = 0;
+  virtual int residual_norm(const cuda::ResidualNormArguments<float, std::uint16_t>& arguments, void* stream) const = 0;
   virtual int add_norm(const cuda::AddNormArguments<float>& arguments, void* stream) const = 0;
   virtual int add_norm(const cuda::AddNormArguments<std::uint16_t>& arguments, void* stream) const = 0;
   virtual std::string error_text(int code) const = 0;
