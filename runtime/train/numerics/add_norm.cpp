@@ -21,13 +21,13 @@ struct NormSettings {
   double eps = 0;
 };
 
-struct Gradients {
+struct NormGradients {
   at::Tensor of_sum, of_weight, of_bias;
 };
 
 // The gradients of the norm in operators that have gradients themselves, for create_graph.
-Gradients differentiable_gradients(const at::Tensor& of_normalized, const at::Tensor& sum, const at::Tensor& weight,
-                                   const NormSettings& settings) {
+NormGradients differentiable_gradients(const at::Tensor& of_normalized, const at::Tensor& sum, const at::Tensor& weight,
+                                       const NormSettings& settings) {
   const auto mean_of = [](const at::Tensor& rows) { return rows.mean(-1, /*keepdim=*/true); };
   const at::Tensor given = of_normalized.to(sum.scalar_type());
   const at::Tensor centred = settings.rms ? sum : sum - mean_of(sum);
@@ -62,7 +62,7 @@ class AddNorm : public torch::autograd::Function<AddNorm> {
     const bool has_bias = context->saved_data["has_bias"].toBool();
     if (!of_normalized.defined()) return {of_sum, of_sum, {}, {}, {}};
     if (at::GradMode::is_enabled() || !is_plain(of_normalized) || (of_sum.defined() && !is_plain(of_sum))) {
-      const Gradients found = differentiable_gradients(
+      const NormGradients found = differentiable_gradients(
           of_normalized, sum, weight, {context->saved_data["rms"].toBool(), context->saved_data["eps"].toDouble()});
       const at::Tensor of_both = of_sum.defined() ? found.of_sum + of_sum : found.of_sum;
       return {of_both.to(of_normalized.scalar_type()),
