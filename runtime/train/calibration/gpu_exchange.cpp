@@ -26,7 +26,7 @@ using Watch = std::chrono::steady_clock;
 
 constexpr std::array<int, 4> kBytes{64 << 10, 1 << 20, 25 << 20, 100 << 20};  // ascending
 constexpr double kExchangeWindow = 0.01;                                      // seconds of operations in a row
-constexpr double kLongestCall = 0.1;  // seconds; a size that takes longer is left out, but not the first
+constexpr double kLongestExchange = 0.1;  // seconds; a size that takes longer is left out, but not the first
 constexpr int kMostCalls = 200;
 constexpr int kExchangeRounds = 3;          // the best counts: other load only slows a round
 constexpr unsigned kExchangeDeadline = 30;  // seconds; SIGALRM ends a process that hangs
@@ -75,7 +75,7 @@ void measure_sizes(RankProcess& self, double* rates, const std::function<comm::W
   double seconds = 0;  // of the size before
   for (std::size_t i = 0; i < kBytes.size(); ++i) {
     const int bytes = kBytes[i];
-    if (i > 0 && seconds * bytes / kBytes[i - 1] > kLongestCall) return;
+    if (i > 0 && seconds * bytes / kBytes[i - 1] > kLongestExchange) return;
     const auto call = [&] { return operation(bytes); };
     seconds_of(self, call, 1);  // NCCL connects, and chooses its algorithm
     seconds = seconds_of(self, call, 1);
