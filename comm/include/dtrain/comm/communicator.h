@@ -51,6 +51,7 @@ class WorkState {
   virtual WorkTiming timing() const = 0;
   virtual std::size_t bytes() const = 0;  // of a rank's input or output, whichever is larger
   virtual std::uint64_t sequence() const = 0;
+  virtual int source() const { return -1; }
   // Returns the ranks that the operation waits for, as far as the backend can determine them.
   virtual std::vector<MissingRank> missing() const { return {}; }
 };
@@ -74,6 +75,8 @@ class Work {
   WorkTiming timing() const { return state_->timing(); }
   std::size_t bytes() const { return state_->bytes(); }
   std::uint64_t sequence() const { return state_->sequence(); }
+  // Returns the rank that has sent what was received (dtrain/comm/mailbox.h); -1: nothing yet, or another operation.
+  int source() const { return state_->source(); }
   std::vector<MissingRank> missing() const { return state_->missing(); }
   explicit operator bool() const { return static_cast<bool>(state_); }
 
