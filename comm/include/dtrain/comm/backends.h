@@ -13,6 +13,7 @@
 
 namespace dtrain::comm {
 
+class Arena;   // dtrain/comm/arena.h
 class MpiJob;  // dtrain/comm/mpi.h
 
 struct CommunicatorOptions {
@@ -25,6 +26,8 @@ struct CommunicatorOptions {
   // call progress() and test() of all of them, this one included, but must neither wait nor throw. Returns true while
   // something elsewhere is outstanding; the wait then sleeps for 0.2 ms at a time at most. "nccl" does not call it.
   std::function<bool()> while_waiting{};
+  // Registered memory of the ranks of a host, the same on all of them; null: none. Used where ranks share memory.
+  std::shared_ptr<Arena> arena{};
 };
 
 // The parameters from which a backend makes a communicator (dtrain/comm/backend_list.h).
