@@ -53,6 +53,7 @@ class ControlClient final : public PlaneBase {
   std::optional<ClockOffset> measure_clock(std::chrono::milliseconds deadline) override;
   PeerState peer_state(int rank) const override;
   void finish() override;
+  void leave() override { send(encode_message({{"t", "finish"}})); }
 
  private:
   enum class Stage { kConnecting, kReady, kRefused, kClosed };
@@ -395,7 +396,7 @@ PeerState ControlClient::peer_state(int rank) const {
 }
 
 void ControlClient::finish() {
-  send(encode_message({{"t", "finish"}}));
+  leave();
   Lock lock(mutex_);
   if (!wait(lock, SteadyClock::now() + options_.timeout, [&] { return all_finished_; })) {
     std::string missing;

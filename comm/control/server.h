@@ -30,6 +30,7 @@ class ControlServer final : public PlaneBase {
   std::optional<ClockOffset> measure_clock(std::chrono::milliseconds deadline) override;
   PeerState peer_state(int rank) const override;
   void finish() override;
+  void leave() override { mark_finished(0); }
 
  private:
   struct Peer {

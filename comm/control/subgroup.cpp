@@ -103,4 +103,8 @@ PeerState ControlSubgroup::peer_state(int rank) const {
   return parent_.peer_state(members_.at(static_cast<std::size_t>(rank)));
 }
 
+std::unique_ptr<ControlPlane> make_subgroup(ControlPlane& parent, const std::string& name, std::vector<int> members) {
+  return std::make_unique<ControlSubgroup>(parent, name, std::move(members));
+}
+
 }  // namespace dtrain::comm

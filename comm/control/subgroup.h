@@ -46,6 +46,7 @@ class ControlSubgroup final : public ControlPlane {
   PeerState peer_state(int rank) const override;
   // The members wait for each other; the connection belongs to the parent and stays open.
   void finish() override { barrier("finish"); }
+  void leave() override {}
 
  private:
   std::string collect(const std::string& where, const std::string& own);

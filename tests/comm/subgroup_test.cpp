@@ -103,6 +103,7 @@ class SlowPlane final : public ControlPlane {
   std::optional<ClockOffset> take_clock() override { return {}; }
   PeerState peer_state(int) const override { return PeerState::kAlive; }
   void finish() override {}
+  void leave() override {}
 
  private:
   World world_{0, 3, 0, 3, "a"};

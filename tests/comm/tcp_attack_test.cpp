@@ -106,6 +106,7 @@ class WatchedPlane final : public ControlPlane {
   std::optional<ClockOffset> take_clock() override { return plane_.take_clock(); }
   PeerState peer_state(int rank) const override { return plane_.peer_state(rank); }
   void finish() override { plane_.finish(); }
+  void leave() override { plane_.leave(); }
 
  private:
   ControlPlane& plane_;

@@ -145,6 +145,13 @@ class ControlPlane {
   // Announces that this rank has finished. A connection that is lost after that is no failure. Blocks until every rank
   // has announced its end, or until the deadline.
   virtual void finish() = 0;
+  // Announces the same without waiting for the others. Rank 0, which serves them, calls finish() before it goes.
+  virtual void leave() = 0;
 };
+
+// Returns a control plane for some ranks of another one, which outlives it: this rank among them, numbered in this
+// order. Collective over them. All have the same `name`, which no other group of this generation has. Its values stay
+// in the parent's store, so it is for making things, not for every step. Failures name ranks of the parent.
+std::unique_ptr<ControlPlane> make_subgroup(ControlPlane& parent, const std::string& name, std::vector<int> members);
 
 }  // namespace dtrain::comm
