@@ -20,17 +20,15 @@ struct TypeFacts {
 };
 
 TypeFacts facts_of(DataType type) {
-  static constexpr TypeFacts kFacts[] = {{"uint8", 1},    {"int32", 4},   {"int64", 8},  {"float16", 2},
-                                         {"bfloat16", 2}, {"float32", 4}, {"float64", 8}, {"int8", 1},
-                                         {"int16", 2},    {"bool", 1}};
+  static constexpr TypeFacts kFacts[] = {{"uint8", 1},   {"int32", 4},   {"int64", 8}, {"float16", 2}, {"bfloat16", 2},
+                                         {"float32", 4}, {"float64", 8}, {"int8", 1},  {"int16", 2},   {"bool", 1}};
   return entry_of(kFacts, type, {"unknown type", 0});
 }
 
 std::string_view name_of(Kind kind) {
-  static constexpr std::string_view kNames[] = {"all_reduce", "reduce_scatter", "reduce_parts",
-                                                "all_gather", "gather_parts",   "broadcast",
-                                                "barrier",    "allocate",       "allocate_common",
-                                                "reduce"};
+  static constexpr std::string_view kNames[] = {"all_reduce",      "reduce_scatter", "reduce_parts", "all_gather",
+                                                "gather_parts",    "broadcast",      "barrier",      "allocate",
+                                                "allocate_common", "reduce"};
   return entry_of<std::string_view>(kNames, kind, "unknown operation");
 }
 
@@ -60,8 +58,7 @@ std::string_view name_of(DataType type) {
 }
 
 std::string_view name_of(ReduceOp op) {
-  static constexpr std::string_view kNames[] = {"sum",     "mean",    "min",    "max",
-                                                "product", "bit_and", "bit_or", "bit_xor"};
+  static constexpr std::string_view kNames[] = {"sum", "mean", "min", "max", "product", "bit_and", "bit_or", "bit_xor"};
   return entry_of<std::string_view>(kNames, op, "unknown reduction");
 }
 
@@ -95,7 +92,8 @@ std::size_t payload_bytes(const Signature& d, int world_size) {
 }
 
 bool reduces(Kind kind) {
-  return kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kReduceParts || kind == Kind::kReduce;
+  return kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kReduceParts ||
+         kind == Kind::kReduce;
 }
 
 Reduction reduction_of(const Signature& d, int world_size) {

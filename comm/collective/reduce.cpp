@@ -195,7 +195,8 @@ void multiply_integers(const Arguments& a) {
   using U = std::make_unsigned_t<T>;
   for (std::size_t i = 0; i < a.count; ++i) {
     U result = reinterpret_cast<const U*>(a.in[0])[i];
-    for (std::size_t r = 1; r < a.inputs; ++r) result = static_cast<U>(1u * result * reinterpret_cast<const U*>(a.in[r])[i]);
+    for (std::size_t r = 1; r < a.inputs; ++r)
+      result = static_cast<U>(1u * result * reinterpret_cast<const U*>(a.in[r])[i]);
     for (std::size_t r = 0; r < a.outputs; ++r) reinterpret_cast<U*>(a.out[r])[i] = result;
   }
 }

@@ -22,7 +22,8 @@ bool is_identity(const Reduction& reduction, std::size_t inputs);
 
 // Writes in[0] op in[1] op …, reduced in this order, to every `out`. An output may be one of the inputs; otherwise they
 // do not overlap. float32 and narrower is reduced in float32 and rounded at the end, float64 in float64, integers wrap.
-// Bitwise operations are for other types than floating point. A NaN makes minimum and maximum NaN, whichever input has it.
+// Bitwise operations are for other types than floating point. A NaN makes minimum and maximum NaN, whichever input has
+// it.
 void reduce_into(const Reduction& reduction, std::span<const std::byte* const> in, std::span<std::byte* const> out,
                  std::size_t count);
 

@@ -125,7 +125,7 @@ class MessageOperation {
   bool finished_ = false;
   std::vector<Peer> peers_;                                // by rank; this rank's is not used but for its hello
   std::vector<std::unique_ptr<MessageHello>> own_hellos_;  // one for all peers, or one each if they differ
-  std::vector<int> arrived_;  // by chunk of this rank's part: number of ranks whose values have arrived
+  std::vector<int> arrived_;                // by chunk of this rank's part: number of ranks whose values have arrived
   std::unique_ptr<std::byte[]> passed_on_;  // this rank's part of a result that another rank keeps
   std::uint32_t own_chunks_ = 0;
   std::uint32_t reduced_ = 0;  // chunks of this rank's part that hold the result

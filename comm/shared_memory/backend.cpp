@@ -292,8 +292,7 @@ std::unique_ptr<Communicator> make_shm_communicator(ControlPlane& control, const
   auto communicator = std::make_unique<SharedMemoryCommunicator>(SharedMemorySetup{
       world.rank, world.size, control.generation(), "shm", segment,
       std::make_unique<ShmMemory>(hub, world.rank, world.size, names),
-      [&control](int rank) { return std::string(name_of(control.peer_state(rank))); }, options, names,
-      take_staging});
+      [&control](int rank) { return std::string(name_of(control.peer_state(rank))); }, options, names, take_staging});
   // The callback may outlive the communicator, but not its memory.
   control.on_failure([weak = std::weak_ptr<Segment>(segment)](const RankFailure& failure) {
     if (const auto alive = weak.lock()) alive->abort(failure_text(failure));

@@ -70,7 +70,8 @@ class Segment {
   static std::size_t bytes_needed(int world_size);
   // Returns the offset of rank `r`'s staging area, with r = world_size their end; all else lies before the first one.
   static std::size_t staging_offset(int r, int world_size);
-  // `memory` is zeroed (a rank's staging area once it is used), or was set up by another rank, aligned to kAlignment; `owner` keeps it.
+  // `memory` is zeroed (a rank's staging area once it is used), or was set up by another rank, aligned to kAlignment;
+  // `owner` keeps it.
   Segment(std::shared_ptr<void> owner, std::byte* memory, int world_size);
 
   RankBlock& rank(int r) const { return ranks_[r]; }

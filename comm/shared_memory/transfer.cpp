@@ -65,7 +65,8 @@ void Transfer::plan(const Segment& segment, const BufferTable& buffers, std::uin
     const Announcement& theirs = segment.rank(r).slot(descriptor_.sequence);
     const auto at = static_cast<std::size_t>(r);
     shared_[at] = buffers.resolve(r, theirs.in, in_bytes_);
-    if (gets_results(r)) shared_[static_cast<std::size_t>(world_size_) + at] = buffers.resolve(r, theirs.out, in_bytes_);
+    if (gets_results(r))
+      shared_[static_cast<std::size_t>(world_size_) + at] = buffers.resolve(r, theirs.out, in_bytes_);
     staged_ = staged_ || !shared_in(r) || (gets_results(r) && !shared_out(r));
   }
   if (!staged_) return;
@@ -87,8 +88,8 @@ std::uint64_t Transfer::required_phase() const {
   return inline_ ? 0 : base_ + steps_;  // peers still read this rank's memory until they are done as well
 }
 
-// In the pipeline step k copies piece k in, moves piece k - 1 and (where results come) copies piece k - 2 out. The halves
-// of a staging area alternate, so piece k - 2 must be out before piece k overwrites it: copy_out() comes first.
+// In the pipeline step k copies piece k in, moves piece k - 1 and (where results come) copies piece k - 2 out. The
+// halves of a staging area alternate, so piece k - 2 must be out before piece k overwrites it: copy_out() comes first.
 void Transfer::run_step(const Segment& segment, Scratch& scratch) {
   if (inline_) {
     run_inline(segment, scratch);

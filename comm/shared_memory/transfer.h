@@ -2,9 +2,10 @@
 // (RankBlock::phase), and a step may run once all ranks have done the one before. The number of steps follows from the
 // announcements of all ranks, so every rank counts alike:
 //   small payloads: one step; each rank reduces or copies the payloads beside the announcements;
-//   data in Buffers: one step; each rank reduces its part from all ranks' memory (into all ranks' for all_reduce, into the
-//   root's for reduce), or copies the others' parts out of theirs (an all_reduce may be staged all the same, StagingChoice);
-//   else: pieces go through the staging areas; while one is reduced the next is copied in and the one before out.
+//   data in Buffers: one step; each rank reduces its part from all ranks' memory (into all ranks' for all_reduce, into
+//   the root's for reduce), or copies the others' parts out of theirs (an all_reduce may be staged all the same,
+//   StagingChoice); else: pieces go through the staging areas; while one is reduced the next is copied in and the one
+//   before out.
 // Every element has one owner, the rank that reduces it or gives it to the others (part_of() for most operations).
 // Belongs to an Operation; same thread.
 #pragma once

@@ -10,10 +10,10 @@
 namespace dtrain::comm {
 namespace {
 
-constexpr unsigned kLooksPerTick = 16;                 // while spinning, between two readings of the clock
-constexpr unsigned kEagerLooks = 128;                  // without a pause: a peer in step comes that soon
-constexpr std::chrono::microseconds kYielding{200};    // after spinning, before sleeping
-constexpr std::chrono::milliseconds kLongestSleep{5};  // bounds the cost of a lost wake-up
+constexpr unsigned kLooksPerTick = 16;                         // while spinning, between two readings of the clock
+constexpr unsigned kEagerLooks = 128;                          // without a pause: a peer in step comes that soon
+constexpr std::chrono::microseconds kYielding{200};            // after spinning, before sleeping
+constexpr std::chrono::milliseconds kLongestSleep{5};          // bounds the cost of a lost wake-up
 constexpr std::chrono::microseconds kSleepBetweenDrives{100};  // while operations elsewhere need this thread
 // Time for the control plane to report the cause before a peer's closed communicator becomes the error.
 constexpr std::chrono::seconds kClosedGrace{1};

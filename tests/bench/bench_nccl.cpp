@@ -99,7 +99,7 @@ class Checks {
 void check_reductions(comm::Communicator& comm, Checks& checks) {
   for (const DataType type : test::kAllTypes) {
     for (const ReduceOp op : test::kAllOps) {
-      if (op == ReduceOp::kMean && !is_floating(type)) continue;
+      if (!test::is_nccl_reduction(type, op)) continue;
       for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{1003}, std::size_t{70'001}}) {
         std::vector<std::byte> in(count * size_of(type) + 1);
         std::vector<std::byte> out(in.size());

@@ -108,6 +108,10 @@ TEST_P(SumOrder, IsHostsThenTheirOrder) {
     std::vector<float> data(kCount);
     for (std::size_t i = 0; i < kCount; ++i) data[i] = value_of(rank, i);
     std::vector<float> parts = data;
+    std::vector<float> rooted(kCount);
+    for (int root = 0; root < comm.world_size(); ++root) {
+      comm.reduce(data.data(), rooted.data(), kCount, DataType::kFloat32, root).wait();
+    }
     comm.all_reduce(data.data(), kCount, DataType::kFloat32).wait();
     comm.reduce_parts(parts.data(), kCount, DataType::kFloat32).wait();
     comm.gather_parts(parts.data(), kCount, DataType::kFloat32).wait();
@@ -117,6 +121,7 @@ TEST_P(SumOrder, IsHostsThenTheirOrder) {
     }
     EXPECT_EQ(wrong, 0u);
     EXPECT_EQ(parts, data) << "in parts the bits are the same";
+    EXPECT_EQ(rooted, data) << "on a root the bits are the same";
   });
 }
 

@@ -24,7 +24,54 @@ T get(const std::byte* data, std::size_t i) {
   return value;
 }
 
+double combine(ReduceOp op, double a, double b) {
+  switch (op) {
+    case ReduceOp::kMin:
+      return std::min(a, b);
+    case ReduceOp::kMax:
+      return std::max(a, b);
+    case ReduceOp::kProduct:
+      return a * b;
+    default:
+      return a + b;
+  }
+}
+
+std::int64_t combine(ReduceOp op, std::int64_t a, std::int64_t b) {
+  switch (op) {
+    case ReduceOp::kMin:
+      return std::min(a, b);
+    case ReduceOp::kMax:
+      return std::max(a, b);
+    case ReduceOp::kProduct:
+      return a * b;
+    case ReduceOp::kBitAnd:
+      return a & b;
+    case ReduceOp::kBitOr:
+      return a | b;
+    case ReduceOp::kBitXor:
+      return a ^ b;
+    default:
+      return a + b;
+  }
+}
+
+// As an element of an integer type keeps the value.
+std::int64_t kept(DataType type, std::int64_t value) {
+  std::byte one[8];
+  store_element(type, one, 0, value);
+  return load_integer(type, one, 0);
+}
+
 }  // namespace
+
+bool is_reduction(DataType type, ReduceOp op) {
+  return comm::is_floating(type) ? !comm::is_bitwise(op) : op != ReduceOp::kMean;
+}
+
+bool is_nccl_reduction(DataType type, ReduceOp op) {
+  return is_reduction(type, op) && !comm::is_bitwise(op) && type != DataType::kInt16;
+}
 
 double decode_narrow(DataType type, std::uint16_t bits) {
   if (type == DataType::kBfloat16) return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
@@ -58,6 +105,12 @@ void store_element(DataType type, std::byte* data, std::size_t i, std::int64_t v
   switch (type) {
     case DataType::kUint8:
       return put(data, i, static_cast<std::uint8_t>(value));
+    case DataType::kBool:
+      return put(data, i, static_cast<std::uint8_t>(value & 1));
+    case DataType::kInt8:
+      return put(data, i, static_cast<std::int8_t>(value));
+    case DataType::kInt16:
+      return put(data, i, static_cast<std::int16_t>(value));
     case DataType::kInt32:
       return put(data, i, static_cast<std::int32_t>(value));
     case DataType::kInt64:
@@ -88,7 +141,9 @@ double load_floating(DataType type, const std::byte* data, std::size_t i) {
 }
 
 std::int64_t load_integer(DataType type, const std::byte* data, std::size_t i) {
-  if (type == DataType::kUint8) return get<std::uint8_t>(data, i);
+  if (type == DataType::kUint8 || type == DataType::kBool) return get<std::uint8_t>(data, i);
+  if (type == DataType::kInt8) return get<std::int8_t>(data, i);
+  if (type == DataType::kInt16) return get<std::int16_t>(data, i);
   if (type == DataType::kInt32) return get<std::int32_t>(data, i);
   return get<std::int64_t>(data, i);
 }
@@ -107,27 +162,20 @@ std::vector<double> small_values(int rank, std::size_t count, int salt) {
 }
 
 std::vector<double> reduced_values(DataType type, ReduceOp op, int world_size, std::size_t count, int salt) {
-  std::vector<double> result;
-  for (int r = 0; r < world_size; ++r) {
-    std::vector<double> values = small_values(r, count, salt);
-    for (double& value : values) {
-      if (type == DataType::kUint8 && value < 0) value += 256;
+  std::vector<double> result(count);
+  const ReduceOp integer_op = type == DataType::kBool && op == ReduceOp::kSum ? ReduceOp::kBitOr : op;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (comm::is_floating(type)) {
+      auto so_far = static_cast<double>(small_value(0, i, salt));
+      for (int r = 1; r < world_size; ++r) so_far = combine(op, so_far, static_cast<double>(small_value(r, i, salt)));
+      result[i] = op == ReduceOp::kMean ? so_far / world_size : so_far;
+    } else {
+      std::int64_t so_far = kept(type, small_value(0, i, salt));
+      for (int r = 1; r < world_size; ++r) {
+        so_far = kept(type, combine(integer_op, so_far, kept(type, small_value(r, i, salt))));
+      }
+      result[i] = static_cast<double>(so_far);
     }
-    if (r == 0) {
-      result = std::move(values);
-      continue;
-    }
-    for (std::size_t i = 0; i < count; ++i) {
-      double& so_far = result[i];
-      if (op == ReduceOp::kSum || op == ReduceOp::kMean) so_far += values[i];
-      if (op == ReduceOp::kMin) so_far = std::min(so_far, values[i]);
-      if (op == ReduceOp::kMax) so_far = std::max(so_far, values[i]);
-      if (op == ReduceOp::kProduct) so_far *= values[i];
-      if (type == DataType::kUint8) so_far = std::fmod(so_far, 256);
-    }
-  }
-  for (double& value : result) {
-    if (op == ReduceOp::kMean) value /= world_size;
   }
   return result;
 }

@@ -46,6 +46,17 @@ std::vector<MisuseCase> misuse_cases() {
       {"Root", [](Communicator& c, float* d) { return c.broadcast(d, 10, DataType::kFloat32, 0); },
        [](Communicator& c, float* d) { return c.broadcast(d, 10, DataType::kFloat32, 1); },
        "broadcast(float32, 10 elements from rank 0)", "broadcast(float32, 10 elements from rank 1)"},
+      {"RootOfReduce", [](Communicator& c, float* d) { return c.reduce(d, d, 2000, DataType::kFloat32, 0); },
+       [](Communicator& c, float* d) { return c.reduce(d, d, 2000, DataType::kFloat32, 1); },
+       "reduce(sum, float32, 2000 elements to rank 0)", "reduce(sum, float32, 2000 elements to rank 1)"},
+      {"KindOfReduce", [](Communicator& c, float* d) { return c.all_reduce(d, 2000, DataType::kInt32); },
+       [](Communicator& c, float* d) { return c.reduce(d, d, 2000, DataType::kInt32, 1); },
+       "all_reduce(sum, int32, 2000 elements)", "reduce(sum, int32, 2000 elements to rank 1)"},
+      {"Bits", reduce(5000, DataType::kInt8, {.op = ReduceOp::kBitAnd}),
+       reduce(5000, DataType::kInt8, {.op = ReduceOp::kBitXor}), "all_reduce(bit_and, int8, 5000 elements)",
+       "all_reduce(bit_xor, int8, 5000 elements)"},
+      {"NewTypes", reduce(5000, DataType::kInt16), reduce(5000, DataType::kBool),
+       "all_reduce(sum, int16, 5000 elements)", "all_reduce(sum, bool, 5000 elements)"},
       {"Order",
        [](Communicator& c, float* d) {
          (void)c.all_reduce(d, 5000, DataType::kFloat32, {.bucket = 0});

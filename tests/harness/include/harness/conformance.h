@@ -25,6 +25,8 @@ struct ConformanceTraits {
   bool exact_scaling = true;
   // Minimum and maximum are NaN where one rank has NaN. False: a number may come before it.
   bool nan_wins = true;
+  // Every type has every operation that is not refused for its kind. False: NCCL's alone.
+  bool every_reduction = true;
 };
 
 std::vector<ConformanceCase> conformance_cases(const ConformanceTraits& traits = {});
