@@ -51,9 +51,10 @@ class WorkState {
   virtual WorkTiming timing() const = 0;
   virtual std::size_t bytes() const = 0;  // of a rank's input or output, whichever is larger
   virtual std::uint64_t sequence() const = 0;
-  virtual int source() const { return -1; }
   // Returns the ranks that the operation waits for, as far as the backend can determine them.
   virtual std::vector<MissingRank> missing() const { return {}; }
+  // See Work::source().
+  virtual int source() const { return -1; }
 };
 
 // The handle of one asynchronous collective. Copyable. The operation goes on even after the last handle is destroyed.
