@@ -24,10 +24,13 @@ enum class Kind : std::uint8_t {
   kReduce
 };
 
-// The position of data in the communicator's memory.
+inline constexpr std::int32_t kNowhere = -1;
+inline constexpr std::int32_t kInArena = -2;
+
+// The position of data in memory that the ranks share.
 struct Place {
   std::uint64_t offset = 0;
-  std::int32_t buffer = -1;  // -1: not in a Buffer
+  std::int32_t buffer = kNowhere;  // the number of a Buffer, kInArena (the rank's), or kNowhere: peers cannot reach it
 };
 
 // The part of an operation's description that must be the same on all ranks.

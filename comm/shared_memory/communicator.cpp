@@ -26,7 +26,7 @@ SharedMemoryCommunicator::SharedMemoryCommunicator(SharedMemorySetup setup)
       world_size_(setup_.world_size),
       segment_(setup_.segment),
       own_(segment_->rank(rank_)),
-      buffers_(std::make_shared<BufferTable>(rank_, setup_.names)),
+      buffers_(std::make_shared<BufferTable>(rank_, world_size_, setup_.names, setup_.options.arena)),
       scratch_(world_size_),
       reached_(static_cast<std::size_t>(world_size_), 0) {
   setup_.options = with_log(std::move(setup_.options));
@@ -185,12 +185,20 @@ void SharedMemoryCommunicator::finish_completed(bool& moved) {
     Operation& operation = *pending_.front();
     operation.timing_.ended = now();
     operation.complete_ = true;
+    release_memory(operation);
     if (!staging_.decided()) note_time(operation);
     if (operation.transfer_.is_inline()) spare_ = std::move(pending_.front());
     pending_.pop_front();
     --running_;
     moved = true;
   }
+}
+
+void SharedMemoryCommunicator::release_memory(Operation& operation) {
+  operation.pins_.release();
+  if (!operation.scratch_) return;
+  operation.transfer_.take_result();
+  setup_.options.arena->free(std::exchange(operation.scratch_, nullptr));
 }
 
 void SharedMemoryCommunicator::progress() {

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "collective/arena_pins.h"
 #include "collective/issuing.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/numeric.h"
@@ -104,6 +105,8 @@ class Operation final : public WorkState {
 
   SharedMemoryCommunicator* communicator_;  // null once the communicator is gone
   Transfer transfer_;
+  ArenaPins pins_;
+  std::byte* scratch_ = nullptr;  // a piece of the arena that holds the data, until the operation is complete
   Nanoseconds worked_{0};  // time of this rank's steps
   int entered_ = 0;        // ranks seen to have entered it, in rank order
   bool complete_ = false;
@@ -137,7 +140,8 @@ class SharedMemoryCommunicator final : public IssuingCommunicator {
   // issue.cpp
   Work issue(const Descriptor& unnumbered, const void* in, void* out) override;
   Shared make_operation(const Descriptor& descriptor, const void* in, void* out);
-  void publish();  // shows the issued operations to the peers
+  void place(Operation& operation);  // decides how its data, which is not inline, reaches the peers
+  void publish();                    // shows the issued operations to the peers
   std::shared_ptr<Region> allocate_region(Kind kind, std::size_t bytes);
 
   // communicator.cpp
@@ -149,6 +153,7 @@ class SharedMemoryCommunicator final : public IssuingCommunicator {
   void run_step(Operation& operation);
   void run_small(Operation& operation);
   void finish_completed(bool& moved);
+  void release_memory(Operation& operation);
   bool has_entered(int rank, std::uint64_t sequence) const;
   bool all_reached(std::uint64_t phase);
   void check_same(const Operation& operation);

@@ -7,6 +7,9 @@
 namespace dtrain::comm {
 namespace {
 
+// Operations on ordinary memory up to this size copy it to a piece of the arena: one step in place of three.
+const std::size_t kScratchMost = getenv("SCRATCH") ? std::stoul(getenv("SCRATCH")) : 64u << 10;
+
 // Memory that all ranks may write, returned by allocate_common().
 class CommonBuffer final : public Buffer {
  public:
@@ -71,6 +74,22 @@ SharedMemoryCommunicator::Shared SharedMemoryCommunicator::make_operation(const 
   return std::move(spare_);
 }
 
+void SharedMemoryCommunicator::place(Operation& operation) {
+  Transfer& transfer = operation.transfer_;
+  transfer.set_places(*buffers_);
+  if (world_size_ == 1) return;
+  if (transfer.descriptor().kind == Kind::kAllReduce && transfer.is_registered()) {
+    if (staging_.next(transfer.in_bytes())) transfer.stage_registered();
+    return;
+  }
+  Arena* const arena = setup_.options.arena.get();
+  if (!arena || transfer.in_bytes() > kScratchMost || !transfer.lacks_place()) return;
+  auto* const scratch = static_cast<std::byte*>(arena->allocate(transfer.in_bytes()));
+  if (!arena->contains(scratch, 1)) return arena->free(scratch);
+  operation.scratch_ = scratch;
+  transfer.use_scratch(scratch, *buffers_);
+}
+
 Work SharedMemoryCommunicator::issue(const Descriptor& unnumbered, const void* in, void* out) {
   Announcement& slot = own_.slot(sequence_);
   take_back(reinterpret_cast<std::byte*>(&slot), kCacheLine);
@@ -85,6 +104,7 @@ Work SharedMemoryCommunicator::issue(const Descriptor& unnumbered, const void* i
   std::byte* const payload = slot.payload(transfer.in_bytes());
   if (payload == slot.more && transfer.is_inline()) take_back(payload, transfer.in_bytes());
   operation->timing_.enqueued = began;
+  operation->pins_.take(setup_.options.arena.get(), descriptor, in, out, world_size_);
   if (sequence_ >= kRingSlots) wait_for_slot(*operation);
 
   pending_.push_back(operation);
@@ -93,9 +113,7 @@ Work SharedMemoryCommunicator::issue(const Descriptor& unnumbered, const void* i
   if (transfer.is_inline()) {
     if (const std::size_t bytes = transfer.in_bytes()) std::memcpy(payload, in, bytes);
   } else {
-    transfer.set_places(*buffers_);
-    const bool has_choice = descriptor.kind == Kind::kAllReduce && world_size_ > 1 && transfer.is_registered();
-    if (has_choice && staging_.next(transfer.in_bytes())) transfer.stage_registered();
+    place(*operation);
     slot.in = operation->descriptor().in;
     slot.out = operation->descriptor().out;
   }

@@ -26,6 +26,14 @@ class RegionBuffer final : public Buffer {
   PageKind pages_;
 };
 
+BufferTable::BufferTable(int rank, int world_size, RankNames names, std::shared_ptr<Arena> arena)
+    : rank_(rank), names_(std::move(names)), arena_(std::move(arena)) {
+  for (int r = 0; arena_ && r < world_size; ++r) {
+    arenas_.push_back(arena_->memory_of(names_.members.empty() ? r : names_.members[static_cast<std::size_t>(r)]));
+    if (arenas_.back().empty()) throw CommError(names_.of(r) + " has no part in the arena of its communicator");
+  }
+}
+
 std::unique_ptr<Buffer> BufferTable::add(std::shared_ptr<Region> region, std::size_t bytes) {
   const std::int32_t id = next_++;
   std::byte* const own = region->bases[static_cast<std::size_t>(rank_)];
@@ -37,6 +45,9 @@ std::unique_ptr<Buffer> BufferTable::add(std::shared_ptr<Region> region, std::si
 
 Place BufferTable::locate(const void* data, std::size_t bytes) const {
   const auto* const first = static_cast<const std::byte*>(data);
+  if (arena_ && arena_->contains(data, bytes)) {
+    return {static_cast<std::size_t>(first - arenas_[static_cast<std::size_t>(rank_)].data()), kInArena};
+  }
   auto found = by_address_.upper_bound(first);
   if (found == by_address_.begin()) return {};
   --found;
@@ -46,7 +57,8 @@ Place BufferTable::locate(const void* data, std::size_t bytes) const {
 }
 
 std::byte* BufferTable::resolve(int rank, const Place& place, std::size_t bytes) const {
-  if (place.buffer < 0) return nullptr;
+  if (place.buffer == kNowhere) return nullptr;
+  if (place.buffer == kInArena && arena_) return arenas_[static_cast<std::size_t>(rank)].data() + place.offset;
   const auto found = by_id_.find(place.buffer);
   if (found == by_id_.end() || place.offset + bytes > found->second->bytes) {
     throw CommError(names_.of(rank) + " uses buffer " + std::to_string(place.buffer) + ", which " + names_.of(rank_) +

@@ -49,6 +49,32 @@ void Transfer::stage_registered() {
   staged_by_choice_ = true;
 }
 
+bool Transfer::lacks_place() const {
+  if (descriptor_.kind == Kind::kBroadcast && descriptor_.root != rank_) return false;
+  return descriptor_.in.buffer == kNowhere || (descriptor_.kind == Kind::kAllReduce && descriptor_.out.buffer == kNowhere);
+}
+
+void Transfer::use_scratch(std::byte* scratch, const BufferTable& buffers) {
+  scratch_ = scratch;
+  for (int owner = 0; owner < world_size_; ++owner) {
+    if (reduces_ == (owner == rank_)) continue;  // as in copy_in()
+    const Part part = owned(owner);
+    if (part.size()) copy_bytes(in_scratch(part.begin), own_in(part.begin), part.size() * size_);
+  }
+  descriptor_.in = buffers.locate(scratch, in_bytes_);
+  if (descriptor_.kind == Kind::kAllReduce) descriptor_.out = descriptor_.in;
+}
+
+void Transfer::take_result() const {
+  if (descriptor_.kind != Kind::kAllReduce) return;
+  for (int owner = 0; owner < world_size_; ++owner) {
+    const Part part = owned(owner);
+    if (owner != rank_ && part.size()) {
+      copy_bytes(own_out(part.begin), in_scratch(part.begin), part.size() * size_);
+    }
+  }
+}
+
 void Transfer::plan(const Segment& segment, const BufferTable& buffers, std::uint64_t base) {
   planned_ = true;
   base_ = base;
@@ -153,8 +179,9 @@ void Transfer::run_direct(Scratch& scratch) const {
     scratch.inputs.clear();
     scratch.outputs.clear();
     for (int r = 0; r < world_size_; ++r) {
-      scratch.inputs.push_back(shared_in(r) + part.begin * size_);
-      if (gets_results(r)) scratch.outputs.push_back(shared_out(r) + part.begin * size_);
+      const bool own = r == rank_;
+      scratch.inputs.push_back(own ? own_in(part.begin) : shared_in(r) + part.begin * size_);
+      if (gets_results(r)) scratch.outputs.push_back(own ? own_out(part.begin) : shared_out(r) + part.begin * size_);
     }
     if (scratch.outputs.empty()) scratch.outputs.push_back(own_out(part.begin));
     return reduce_part(descriptor_, world_size_, scratch, part.size());

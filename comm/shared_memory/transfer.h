@@ -2,10 +2,10 @@
 // (RankBlock::phase), and a step may run once all ranks have done the one before. The number of steps follows from the
 // announcements of all ranks, so every rank counts alike:
 //   small payloads: one step; each rank reduces or copies the payloads beside the announcements;
-//   data in Buffers: one step; each rank reduces its part from all ranks' memory (into all ranks' for all_reduce, into
-//   the root's for reduce), or copies the others' parts out of theirs (an all_reduce may be staged all the same,
-//   StagingChoice); else: pieces go through the staging areas; while one is reduced the next is copied in and the one
-//   before out.
+//   data in Buffers or arenas: one step; each rank reduces its part from all ranks' memory (into all ranks' for
+//   all_reduce, into the root's for reduce), or copies the others' parts out of theirs (an all_reduce may be staged all
+//   the same, StagingChoice); else: pieces go through the staging areas; while one is reduced the next is copied in and
+//   the one before out.
 // Every element has one owner, the rank that reduces it or gives it to the others (part_of() for most operations).
 // Belongs to an Operation; same thread.
 #pragma once
@@ -39,11 +39,16 @@ class Transfer {
   bool is_inline() const { return inline_; }
   // Sets the places of this rank's data for the peers. Called once, before the announcement; not for inline data.
   void set_places(const BufferTable& buffers);
-  // After set_places(), for an all-reduce: is_registered() is true if all of this rank's data lies in Buffers;
+  // After set_places(), for an all-reduce: is_registered() is true if peers can reach all of this rank's data;
   // stage_registered() sends such data through the staging area.
-  bool is_registered() const { return descriptor_.in.buffer >= 0 && descriptor_.out.buffer >= 0; }
+  bool is_registered() const { return descriptor_.in.buffer != kNowhere && descriptor_.out.buffer != kNowhere; }
   void stage_registered();
   bool staged_by_choice() const { return staged_by_choice_; }
+  // After set_places(): true if peers use data of this rank that they cannot reach. use_scratch() copies what they read
+  // to `scratch`, in_bytes() long, which they can reach; take_result() copies back what they have written there.
+  bool lacks_place() const;
+  void use_scratch(std::byte* scratch, const BufferTable& buffers);
+  void take_result() const;
   // True, once planned, if no rank's data goes through the staging areas.
   bool is_direct() const { return !inline_ && !staged_; }
 
@@ -78,6 +83,7 @@ class Transfer {
   Part owned(int owner, std::uint32_t piece) const;  // the part of it that goes with one piece
   const std::byte* own_in(std::size_t element) const { return in_ + (element - in_first(rank_)) * size_; }
   std::byte* own_out(std::size_t element) const { return out_ + (element - out_first()) * size_; }
+  std::byte* in_scratch(std::size_t element) const { return scratch_ + (element - in_first(rank_)) * size_; }
   std::size_t in_first(int rank) const;  // the element a rank's `in` begins with
   std::size_t out_first() const;
   std::byte* shared_in(int rank) const { return shared_[static_cast<std::size_t>(rank)]; }
@@ -99,6 +105,7 @@ class Transfer {
   bool planned_ = false;
   bool staged_ = false;
   bool staged_by_choice_ = false;
+  std::byte* scratch_ = nullptr;  // what peers see in place of `in` and `out`; null: those
   Place registered_in_, registered_out_;  // with staged_by_choice_: the true places of the data
   std::uint32_t steps_ = 0;
   std::uint32_t step_ = 0;

@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -77,12 +78,21 @@ SharedMemory SharedMemory::create_of_huge_pages(const std::string& label, std::s
 }
 
 SharedMemory SharedMemory::create_unreserved(const std::string& label, std::size_t size) {
-  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  const auto fail = [&](int code) { cannot_reserve(size, " for " + label, code); };
   // A memfd has no size limit of its own: if it reserved more memory than there is, the kernel would kill a process
   // instead of returning an error.
-  if (const auto available = available_memory(); available && size > *available) fail(ENOMEM);
+  if (const auto available = available_memory(); available && size > *available) {
+    cannot_reserve(size, " for " + label, ENOMEM);
+  }
+  return create_sparse(label, size);
+}
+
+SharedMemory SharedMemory::create_sparse(const std::string& label, std::size_t size) {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const auto fail = [&](int code) { cannot_reserve(size, " for " + label, code); };
   const std::size_t rounded = size == 0 ? page : (size + page - 1) / page * page;
+  // Beyond the limit ftruncate() would send SIGXFSZ.
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && rounded > limit.rlim_cur) fail(EFBIG);
 
   // The kernel takes names of up to 249 bytes.
   UniqueFd fd(::memfd_create(("dtrain-" + label).substr(0, 200).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));

@@ -1,6 +1,6 @@
 // Memory that several processes map: a memfd, passed on as a file descriptor. It has no name, so the kernel frees it
-// with the last process, however that ends. The memory is reserved in advance (fallocate) and its size is sealed, so
-// access never raises SIGBUS.
+// with the last process, however that ends. Its size is sealed and, unless it is sparse, the memory is reserved in
+// advance (fallocate), so access never raises SIGBUS.
 #pragma once
 
 #include <cstddef>
@@ -24,6 +24,9 @@ class SharedMemory {
   static SharedMemory create_of_huge_pages(const std::string& label, std::size_t size);
   // Like create(), but reserves nothing: reserve() must be called for each part before it is touched.
   static SharedMemory create_unreserved(const std::string& label, std::size_t size);
+  // Like create_unreserved(), but of any size, also of more than the host has: the kernel gives each page when it is
+  // first touched.
+  static SharedMemory create_sparse(const std::string& label, std::size_t size);
   // Maps memory that another process has created; takes ownership of the file descriptor, from which it reads the size.
   // SystemError if the size is not sealed: if another process shrank the memory, SIGBUS would kill its readers.
   static SharedMemory map(UniqueFd fd, bool writable = true);
