@@ -5,7 +5,7 @@
 //   up           (host)   the host's values are reduced or collected
 //   outer notes  (hosts)  the hosts' operation descriptors; complete once every rank has entered the operation
 //   outer        (hosts)  the hosts' values are reduced or collected
-//   down         (host)   the result goes to the host's ranks
+//   down         (host)   the result goes to the host's ranks (of a reduce: on the root's host)
 // Each communicator issues operations in order, independently of the others: `turns` keeps that order. A rank skips
 // the steps that it has no part in and the levels that do not exist. Called on the communicator's thread alone.
 #pragma once

@@ -5,7 +5,7 @@
 // memory is staged through pinned memory, which costs two more copies. Operations run on a stream of the communicator's
 // own. Reductions are NCCL's: narrow types are not reduced in float32, and the order of sums is NCCL's own. kMean and
 // scales become a factor on every input, which is rounded to the data's type; min, max and products are not scaled (an
-// error). Threads: see Communicator.
+// error). NCCL has no bitwise operations and does not reduce int16 (an error). Threads: see Communicator.
 #pragma once
 
 #include <cstdint>
