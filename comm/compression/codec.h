@@ -14,9 +14,9 @@ namespace dtrain::comm {
 
 // Memory that collectives may use in place, handed out from the front, and anew in every step. Every rank claims the
 // same pieces, so they lie at the same places on all ranks.
-class Arena {
+class StepMemory {
  public:
-  Arena(Communicator& communicator, std::size_t bytes);
+  StepMemory(Communicator& communicator, std::size_t bytes);
   template <class T>
   T* claim(std::size_t count) {
     return reinterpret_cast<T*>(claim_bytes(count * sizeof(T)));
@@ -59,7 +59,7 @@ struct CodecContext {
   Communicator& communicator;
   CompressionOptions options;
   CompressionStatistics statistics;
-  std::unique_ptr<Arena> arena;
+  std::unique_ptr<StepMemory> arena;
 
   std::size_t world() const { return static_cast<std::size_t>(communicator.world_size()); }
 };

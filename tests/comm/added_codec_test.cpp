@@ -84,7 +84,7 @@ class EveryNthCodec final : public Codec {
   EveryNthCodec(CodecContext& context, int stride) : context_(context), stride_(static_cast<std::size_t>(stride)) {}
   std::size_t staging_bytes() const override {
     std::size_t total = 0;
-    for (const auto& tensor : context_.tensors) total += comm::Arena::rounded(tensor.elements * sizeof(float));
+    for (const auto& tensor : context_.tensors) total += comm::StepMemory::rounded(tensor.elements * sizeof(float));
     return total;
   }
   std::unique_ptr<Exchange> begin(const GradientBucket& bucket, double scale) override {

@@ -25,7 +25,7 @@ class Int8Exchange final : public Exchange {
       blocks_ += blocks_of(context.tensors[t].elements);
       elements_ += context.tensors[t].elements;
     }
-    bytes_ = Arena::rounded(blocks_ * sizeof(float) + elements_);
+    bytes_ = StepMemory::rounded(blocks_ * sizeof(float) + elements_);
   }
 
   Work next() override { return gathered_ ? decode() : encode(); }
@@ -83,7 +83,7 @@ class Int8Codec final : public Codec {
   std::size_t staging_bytes() const override {
     std::size_t total = 0;
     for (const GradientTensor& t : context_.tensors) {
-      total += context_.world() * Arena::rounded(blocks_of(t.elements) * sizeof(float) + t.elements);
+      total += context_.world() * StepMemory::rounded(blocks_of(t.elements) * sizeof(float) + t.elements);
     }
     return total;
   }

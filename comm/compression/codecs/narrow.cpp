@@ -121,7 +121,7 @@ class NarrowCodec final : public Codec {
     std::size_t total = 0;
     // A bucket's padding rounds each gradient up to 64 bytes of float32.
     for (const GradientTensor& tensor : context_.tensors) {
-      total += Arena::rounded(Arena::rounded(4 * tensor.elements) / 2);
+      total += StepMemory::rounded(StepMemory::rounded(4 * tensor.elements) / 2);
     }
     return total;
   }

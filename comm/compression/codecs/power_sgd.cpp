@@ -242,8 +242,8 @@ std::size_t PowerSgdCodec::staging_bytes() const {
   for (std::size_t t = 0; t < factors.size(); ++t) {
     const GradientTensor& tensor = context_.tensors[t];
     const std::size_t rank = factors[t].rank;
-    total += Arena::rounded((rank ? rank * tensor.rows : tensor.elements) * sizeof(float));
-    total += Arena::rounded(rank * tensor.columns * sizeof(float));
+    total += StepMemory::rounded((rank ? rank * tensor.rows : tensor.elements) * sizeof(float));
+    total += StepMemory::rounded(rank * tensor.columns * sizeof(float));
   }
   return total;
 }

@@ -102,7 +102,7 @@ class TopKCodec final : public Codec {
   std::size_t staging_bytes() const override {
     std::size_t total = 0;
     for (std::size_t t = 0; t < context_.tensors.size(); ++t) {
-      total += Arena::rounded(context_.world() * sent_of(t) * sizeof(Pair));
+      total += StepMemory::rounded(context_.world() * sent_of(t) * sizeof(Pair));
     }
     return total;
   }
