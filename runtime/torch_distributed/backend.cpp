@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
 #include "call.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"

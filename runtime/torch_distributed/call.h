@@ -4,9 +4,12 @@
 #include <chrono>
 #include <cstddef>
 #include <functional>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -25,6 +28,17 @@ struct Call {
   milliseconds timeout{};
   bool is_async = true;  // false: the caller waits at once
 };
+
+template <class Options>
+Call call_of(c10d::OpType type, const char* title, Tensors inputs, Tensors outputs, const Options& options,
+             const c10d::Backend::Options& defaults) {
+  return {.type = type,
+          .title = title,
+          .inputs = std::move(inputs),
+          .outputs = std::move(outputs),
+          .timeout = options.timeout == c10d::kUnsetTimeout ? defaults.timeout : options.timeout,
+          .is_async = options.asyncOp};
+}
 
 // Issues operations of the group's communicator, or of its mailbox. Throws c10::Error if a tensor is not in host memory.
 WorkPtr run(const std::shared_ptr<Group>& group, Call call,

@@ -9,17 +9,6 @@ namespace {
 
 using c10d::OpType;
 
-template <class Options>
-Call call_of(OpType type, const char* title, Tensors inputs, Tensors outputs, const Options& options,
-             const c10d::Backend::Options& defaults) {
-  return {.type = type,
-          .title = title,
-          .inputs = std::move(inputs),
-          .outputs = std::move(outputs),
-          .timeout = options.timeout == c10d::kUnsetTimeout ? defaults.timeout : options.timeout,
-          .is_async = options.asyncOp};
-}
-
 void check_lists(const Call& call, std::size_t lists, int size, const std::vector<Tensors>& by_rank) {
   TORCH_CHECK(!call.inputs.empty() && lists == by_rank.size(), call.title,
               ": the lists of inputs and outputs must have the same length, and not be empty");

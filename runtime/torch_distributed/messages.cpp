@@ -12,17 +12,6 @@ using c10d::OpType;
 // Tags of these are their own: those of send() and recv() are not negative.
 constexpr int kGatherTag = -1, kScatterTag = -2, kAllToAllTag = -3;
 
-template <class Options>
-Call call_of(OpType type, const char* title, Tensors inputs, Tensors outputs, const Options& options,
-             const c10d::Backend::Options& defaults) {
-  return {.type = type,
-          .title = title,
-          .inputs = std::move(inputs),
-          .outputs = std::move(outputs),
-          .timeout = options.timeout == c10d::kUnsetTimeout ? defaults.timeout : options.timeout,
-          .is_async = options.asyncOp};
-}
-
 int root_of(std::int64_t root, int size, const char* title) {
   TORCH_CHECK(root >= 0 && root < size, title, ": invalid root rank: ", root);
   return static_cast<int>(root);

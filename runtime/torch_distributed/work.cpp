@@ -22,7 +22,7 @@ using std::chrono::steady_clock;
 constexpr unsigned kEagerLooks = 256;       // without a pause: a peer in step comes that soon
 constexpr unsigned kYieldingLooks = 4096;   // after that the thread sleeps between two looks
 constexpr unsigned kLooksForOthers = 64;    // of these one is for the operations of other groups
-constexpr unsigned kLooksPerCheck = 16;     // while sleeping: of these one reads the clock and the states of the ranks
+constexpr unsigned kSleepsPerCheck = 16;     // while sleeping: of these one reads the clock and the states of the ranks
 constexpr std::chrono::microseconds kSleep{50};
 constexpr unsigned kLooksUntilLeft = kYieldingLooks + 1'000;  // then a rank that has left counts as missing
 constexpr std::chrono::milliseconds kBlocked{50};
@@ -71,7 +71,7 @@ bool GroupWork::wait(milliseconds timeout) {
       continue;
     }
     std::this_thread::sleep_for(kSleep);
-    if (looks % kLooksPerCheck != 0) continue;
+    if (looks % kSleepsPerCheck != 0) continue;
     if (steady_clock::now() > until) {
       const std::string why = "timed out after " + format_duration(is_callers ? timeout : timeout_);
       if (is_callers) throw comm::TimedOut(text_of(why));
