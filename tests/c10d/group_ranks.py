@@ -26,10 +26,8 @@ def use_package() -> None:
 
 use_package()
 
-import torch  # noqa: E402
+import torch  # noqa: E402  it registers the backend
 import torch.distributed as dist  # noqa: E402
-
-import dtrain.distributed  # noqa: E402, F401
 
 torch.set_num_threads(1)
 torch.set_num_interop_threads(1)
@@ -58,12 +56,8 @@ def _rank(function: Callable[..., Any], arguments: tuple, rank: int, size: int, 
     pipe.send_bytes(pickle.dumps((code, result, error)))
     sys.stdout.flush()
     sys.stderr.flush()
-    if code == 0:
-        from dtrain import torch_backend
-        for native in [sys.modules.get("dtrain._torch_distributed")]:
-            if native:
-                native.announce_end("")
-        del torch_backend
+    if "dtrain._torch_distributed" in sys.modules:
+        sys.modules["dtrain._torch_distributed"].announce_end(error.strip().rpartition("\n")[2])  # as at the end of a program
     os._exit(code)
 
 
