@@ -37,6 +37,7 @@ Group::Group(const Meeting& meeting, std::vector<int> names)
   number_ = place.number;
   arena_ = world_->arena();
   mail_ = world_->mail();
+  processes_ = world_->processes();
   control_ = &world_->control();
   if (!place.is_first) {
     subgroup_ = comm::make_subgroup(world_->control(), "torch/" + std::to_string(number_), members_);
