@@ -122,9 +122,10 @@ bool GroupWork::wait(milliseconds timeout) {
       give_up(why);
     } else if (looks > kLooksUntilLeft) {
       for (const comm::MissingRank& one : lane_->missing(*this)) {
-        if (lane_->has_ended(one.rank)) give_up("it waits for a rank whose process has ended");
         if (lane_->state_of(one.rank) == comm::PeerState::kFinished) {
           give_up("it waits for a rank that has left (its process group was destroyed, or its process ended)");
+        } else if (lane_->has_ended(one.rank)) {
+          give_up("it waits for a rank whose process has ended");
         }
       }
     }
