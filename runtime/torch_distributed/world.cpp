@@ -183,11 +183,12 @@ World::Terms terms_of(const Meeting& meeting, const std::string& id, std::vector
   World::Terms terms{.id = id, .control = {}, .server = {}, .hosts = std::move(hosts), .pids = std::move(pids)};
   comm::ControlOptions& options = terms.control;
   const int host = terms.hosts.at(static_cast<std::size_t>(meeting.rank));
-  options.world = {.rank = meeting.rank,
-                   .size = meeting.size,
-                   .local_rank = static_cast<int>(std::count(terms.hosts.begin(), terms.hosts.begin() + meeting.rank, host)),
-                   .local_size = static_cast<int>(std::count(terms.hosts.begin(), terms.hosts.end(), host)),
-                   .host = "host " + std::to_string(host)};
+  options.world = {
+      .rank = meeting.rank,
+      .size = meeting.size,
+      .local_rank = static_cast<int>(std::count(terms.hosts.begin(), terms.hosts.begin() + meeting.rank, host)),
+      .local_size = static_cast<int>(std::count(terms.hosts.begin(), terms.hosts.end(), host)),
+      .host = "host " + std::to_string(host)};
   options.timeout = meeting.timeout;
   options.host_name = host::host_identity().name;
   options.session = "torch.distributed " + id;
@@ -272,11 +273,10 @@ World::World(Terms terms, std::unique_ptr<comm::ControlPlane> control, std::stri
   }
   processes_ = std::make_shared<Processes>(local);
   arena_ = comm::make_arena(*control_, options);
-  mail_ = std::make_shared<MailLane>(*control_, processes_, comm::make_mailbox({.control = *control_,
-                                                                    .members = {},
-                                                                    .mpi = nullptr,
-                                                                    .address = address_,
-                                                                    .options = options}));
+  mail_ = std::make_shared<MailLane>(
+      *control_, processes_,
+      comm::make_mailbox(
+          {.control = *control_, .members = {}, .mpi = nullptr, .address = address_, .options = options}));
   Progress::instance().add(mail_);
 }
 

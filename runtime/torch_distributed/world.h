@@ -26,7 +26,7 @@ class World {
  public:
   // What its ranks have agreed upon through a store.
   struct Terms {
-    std::string id;           // differs between worlds
+    std::string id;  // differs between worlds
     comm::ControlOptions control;
     comm::ControlEndpoint server;  // of rank 0
     std::vector<int> hosts;        // the number of each rank's host
@@ -70,9 +70,9 @@ class World {
 // The place of a process group in a world.
 struct Place {
   std::shared_ptr<World> world;
-  std::vector<int> members;   // ranks of the world, in the order of the group
-  std::uint32_t number = 0;   // of the group, on all its ranks
-  bool is_first = false;      // the world was made for this group, and has its ranks
+  std::vector<int> members;  // ranks of the world, in the order of the group
+  std::uint32_t number = 0;  // of the group, on all its ranks
+  bool is_first = false;     // the world was made for this group, and has its ranks
 };
 
 // How a group is to be found.
