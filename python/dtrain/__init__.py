@@ -10,14 +10,12 @@ Three lines make a script of one's own data-parallel::
 A :class:`Trial` hands the loop over to dtrain instead, which then validates, stops early and takes checkpoints, too.
 :class:`Run` reads what a run has recorded. docs/python.md describes them.
 """
-import getpass as _getpass
+import importlib as _importlib
 import importlib.util as _util
 import os as _os
 import re as _re
 import sys as _sys
 from importlib.machinery import EXTENSION_SUFFIXES as _suffixes
-
-from .run import Run
 
 
 def _numbers(minor: str) -> tuple[int, ...]:
@@ -31,11 +29,13 @@ _for = f"torch {' or '.join(_minors) or '(none)'}"
 _major, _newest = _numbers(_minors[-1]) if _minors else (0, 0)
 _install = f"pip install --upgrade 'torch<{_major}.{_newest + 1}'" if _minors else "build dtrain (make build)"
 
-# In a container the user may have a number alone. PyTorch asks for the name when the first optimizer is made, and fails.
-try:
-    _getpass.getuser()
-except (KeyError, OSError):
-    _os.environ["USER"] = f"uid{_os.getuid()}"
+def _name_user() -> None:
+    """In a container the user may have a number alone. PyTorch asks for the name when the first optimizer is made, and fails."""
+    import getpass
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        _os.environ["USER"] = f"uid{_os.getuid()}"
 
 
 def _check_python() -> None:
@@ -57,26 +57,44 @@ def _find_native(version: str) -> None:
         build = (f", or build dtrain for torch {minor} from its source distribution: pip install --no-binary dtrain dtrain-*.tar.gz"
                  if _minors and _numbers(minor) > _numbers(_minors[0]) else "")
         raise ImportError(f"this dtrain is built for {_for}, and torch {version} is installed: {_install}{build}")
-    __path__.append(_os.path.join(_os.path.dirname(__file__), f"torch{minor}"))
+    folder = _os.path.join(_os.path.dirname(__file__), f"torch{minor}")
+    if folder not in __path__:
+        __path__.append(folder)
 
+
+# Where the names of the package are.
+_PLACES = {"Callback": "trial", "ConfigError": "_native", "Context": "trial", "DataError": "_native", "Error": "_native", "Metric": "trial",
+           "Run": "run", "Session": "session", "Trial": "trial", "add_layer_norm": "norms", "add_rms_norm": "norms", "data": "data",
+           "divided": "sample_division", "divisible": "sample_division", "init": "session", "linear_cross_entropy": "losses",
+           "run_trial": "trial"}
 
 if _util.find_spec("torch") is not None:
-    _check_python()
-    import torch as _torch  # the engine uses the libtorch that it has loaded
+    __all__ = list(_PLACES)
 
-    _find_native(str(_torch.__version__))
+    def __getattr__(name: str) -> object:
+        """Loads what has a name: the engine uses the libtorch that torch has loaded."""
+        if name not in _PLACES:
+            raise AttributeError(f"module 'dtrain' has no attribute '{name}'")
+        _check_python()
+        import torch
+        _find_native(str(torch.__version__))
+        module = _importlib.import_module(f".{_PLACES[name]}", __name__)
+        globals()[name] = module if name == _PLACES[name] else getattr(module, name)
+        return globals()[name]
 
-    from . import data
-    from ._native import ConfigError, DataError, Error
-    from .losses import linear_cross_entropy
-    from .norms import add_layer_norm, add_rms_norm
-    from .sample_division import divided, divisible
-    from .session import Session, init
-    from .trial import Callback, Context, Metric, Trial, run_trial
-
-    __all__ = ["Callback", "ConfigError", "Context", "DataError", "Error", "Metric", "Run", "Session", "Trial",
-               "add_layer_norm", "add_rms_norm", "data", "divided", "divisible", "init", "linear_cross_entropy", "run_trial"]
+    # `import torch` loads the backends of torch.distributed, of which dtrain is one (torch_backend.py), and pays for no more than that.
+    if getattr(getattr(_sys.modules.get("torch"), "__spec__", None), "_initializing", False):
+        try:
+            _find_native(str(_sys.modules["torch"].__version__))  # for an import of one of the package's modules
+        except ImportError:
+            pass  # the first use of a name says so
+    else:
+        _name_user()
+        for _name in __all__:
+            __getattr__(_name)
 else:
+    from .run import Run
+
     __all__ = ["Run"]
 
     def __getattr__(name: str) -> object:

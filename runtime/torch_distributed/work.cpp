@@ -1,0 +1,266 @@
+#include "work.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <thread>
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
+#include "lane.h"
+#include "progress.h"
+
+namespace dtrain::torch_distributed {
+namespace {
+
+using std::chrono::steady_clock;
+
+constexpr unsigned kEagerLooks = 256;      // without a pause: a peer in step comes that soon
+constexpr unsigned kYieldingLooks = 4096;  // after that the thread sleeps between two looks
+constexpr unsigned kLooksForOthers = 64;   // of these one is for the operations of other groups
+constexpr unsigned kSleepsPerCheck = 16;   // while sleeping: of these one reads the clock and the states of the ranks
+constexpr std::chrono::microseconds kSleep{50};
+constexpr unsigned kLooksUntilLeft = kYieldingLooks + 1'000;  // then a rank that has left counts as missing
+// A thread that has not computed for this long is blocked. At the end of a pass futures are completed one by one, and
+// their callbacks may wait for other operations, but hardly for each other.
+constexpr std::chrono::milliseconds kBlocked{50};
+constexpr std::chrono::seconds kBlockedAtEnd{10};
+
+bool same_time(const timespec& a, const timespec& b) {
+  return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
+thread_local int callbacks_running = 0;  // of futures, on this thread
+
+struct RunningCallbacks {
+  RunningCallbacks() { ++callbacks_running; }
+  ~RunningCallbacks() { --callbacks_running; }
+  RunningCallbacks& operator=(RunningCallbacks&&) = delete;
+};
+
+}  // namespace
+
+// A thread within a backward pass that has asked for futures. Used with the mutexes of their works held, and by the
+// thread of Progress that helps.
+struct BackwardPass {
+  explicit BackwardPass(int graph_task) : id(graph_task) { pthread_getcpuclockid(pthread_self(), &clock); }
+
+  // Returns the one that this thread is in; null: none, or the thread runs callbacks of futures.
+  static std::shared_ptr<BackwardPass> current() {
+    thread_local std::weak_ptr<BackwardPass> last;
+    const int graph_task = torch::autograd::get_current_graph_task_id();
+    if (graph_task < 0 || callbacks_running > 0) return nullptr;
+    auto pass = last.lock();
+    if (!pass || pass->id != graph_task) last = pass = std::make_shared<BackwardPass>(graph_task);
+    return pass;
+  }
+
+  bool is_blocked() {
+    timespec time{};
+    const auto when = steady_clock::now();
+    if (clock_gettime(clock, &time) == 0 && !same_time(time, computed)) {
+      computed = time;
+      seen = when;
+    }
+    return when - seen > (at_end ? std::chrono::milliseconds(kBlockedAtEnd) : kBlocked);
+  }
+
+  const int id;
+  clockid_t clock{};
+  timespec computed{};
+  steady_clock::time_point seen = steady_clock::now();
+  std::atomic<bool> at_end{false};
+};
+
+GroupWork::GroupWork(Setup setup)
+    : Work(setup.rank, setup.type, setup.title, setup.inputs),
+      lane_(std::move(setup.lane)),
+      title_(setup.title),
+      outputs_(std::move(setup.outputs)),
+      timeout_(setup.timeout),
+      members_(std::move(setup.members)) {}
+
+bool GroupWork::test() {
+  return std::all_of(parts_.works.begin(), parts_.works.end(), [](comm::Work& work) { return work.test(); });
+}
+
+std::vector<comm::MissingRank> GroupWork::missing() const {
+  for (const comm::Work& work : parts_.works) {
+    if (std::vector<comm::MissingRank> ranks = work.missing(); !ranks.empty()) return ranks;
+  }
+  return {};
+}
+
+bool GroupWork::isCompleted() {
+  if (!is_over()) Progress::instance().advance(*lane_, this);
+  return is_over();
+}
+
+bool GroupWork::wait(milliseconds timeout) {
+  // PyTorch's default is the work's own deadline, after which the group has failed. A caller's deadline is the
+  // caller's.
+  const bool is_callers = timeout != kNoTimeout && timeout < timeout_;
+  const auto until = steady_clock::now() + (is_callers ? timeout : timeout_);
+  Progress& progress = Progress::instance();
+  for (unsigned looks = 0; !is_over(); ++looks) {
+    progress.advance(*lane_, this);
+    if (is_over()) break;
+    if (looks % kLooksForOthers == kLooksForOthers - 1) progress.advance_others(lane_.get());
+    if (looks < kEagerLooks) continue;
+    if (looks < kYieldingLooks) {
+      sched_yield();
+      continue;
+    }
+    std::this_thread::sleep_for(kSleep);
+    if (looks % kSleepsPerCheck != 0) continue;
+    if (steady_clock::now() > until) {
+      const std::string why = "Timed out after " + format_duration(is_callers ? timeout : timeout_);
+      if (is_callers) throw comm::TimedOut(text_of(why));
+      give_up(why);
+    } else if (looks > kLooksUntilLeft) {
+      for (const comm::MissingRank& one : lane_->missing(*this)) {
+        if (lane_->state_of(one.rank) == comm::PeerState::kFinished) {
+          give_up("it waits for a rank that has left (its process group was destroyed, or its process ended)");
+        } else if (lane_->has_ended(one.rank)) {
+          give_up("it waits for a rank whose process has ended");
+        }
+      }
+    }
+  }
+  complete_future();
+  return Work::wait(kNoTimeout);  // returns at once, or throws the error
+}
+
+std::string GroupWork::text_of(const std::string& why) const {
+  std::string text = title_ + (sequence_ == 0 ? std::string() : " #" + std::to_string(sequence_)) + ": " + why;
+  std::string missing;
+  for (const comm::MissingRank& one : lane_->missing(*this)) {
+    missing +=
+        (missing.empty() ? "; missing: rank " : "; rank ") + std::to_string(lane_->name_of(one.rank)) + " " + one.lacks;
+  }
+  return text + missing;
+}
+
+void GroupWork::give_up(const std::string& why) {
+  const std::string text = text_of(why);
+  std::vector<WorkPtr> ended;
+  lane_->abort(text);
+  lane_->fail(std::make_exception_ptr(comm::TimedOut(text)), ended);
+  Progress::instance().end(ended, this);
+}
+
+void GroupWork::abort() {
+  give_up("it was aborted");
+}
+
+int GroupWork::sourceRank() const {
+  return source_;
+}
+
+void GroupWork::write_outputs() {
+  for (auto& [to, from] : parts_.copies) to.copy_(from.view(to.sizes()));
+  if (parts_.after) parts_.after();
+  if (opType_ != c10d::OpType::RECVANYSOURCE) return;
+  const int source = parts_.works.front().source();
+  const auto place = std::find(members_.begin(), members_.end(), source);
+  source_ = place == members_.end() ? source : static_cast<int>(place - members_.begin());
+}
+
+void GroupWork::end() {
+  if (!error_) {
+    try {
+      write_outputs();
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+  }
+  parts_ = {};
+  finish(error_);
+  const std::scoped_lock lock(future_mutex_);
+  over_.store(true, std::memory_order_release);
+}
+
+bool GroupWork::is_of_backward() {
+  const std::scoped_lock lock(future_mutex_);
+  return pass_ && !completed_future_;
+}
+
+bool GroupWork::has_future(bool blocked) {
+  const std::scoped_lock lock(future_mutex_);
+  if (!future_ || completed_future_) return false;
+  return !pass_ || (blocked && pass_->is_blocked());
+}
+
+void GroupWork::complete_future() {
+  {
+    const std::scoped_lock lock(future_mutex_);
+    if (!future_ || completed_future_) return;
+    completed_future_ = true;
+  }
+  const RunningCallbacks running;
+  if (error_) {
+    future_->setError(error_);
+  } else {
+    future_->markCompleted(c10::IValue(outputs_));
+  }
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> GroupWork::getFuture() {
+  const std::scoped_lock lock(future_mutex_);
+  if (future_) return future_;
+  future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  if ((pass_ = BackwardPass::current())) {
+    Progress::instance().watch(WorkPtr::reclaim_copy(this));
+    // DDP waits for the futures of its buckets in a callback at the end of the pass. This one comes before it.
+    torch::autograd::Engine::get_default_engine().queue_callback([self = WorkPtr::reclaim_copy(this), pass = pass_] {
+      pass->at_end = true;
+      try {
+        self->wait();
+      } catch (const std::exception&) {  // the future has it
+      }
+    });
+  } else if (is_over()) {
+    completed_future_ = true;
+    error_ ? future_->setError(error_) : future_->markCompleted(c10::IValue(outputs_));
+  }
+  return future_;
+}
+
+JoinedWork::JoinedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works)
+    : Work(rank, c10d::OpType::COALESCED), works_(std::move(works)) {}
+
+bool JoinedWork::isCompleted() {
+  return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
+}
+
+bool JoinedWork::isSuccess() const {
+  return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isSuccess(); });
+}
+
+bool JoinedWork::wait(milliseconds timeout) {
+  for (const auto& work : works_) work->wait(timeout);
+  return true;
+}
+
+Tensors JoinedWork::result() {
+  Tensors all;
+  for (const auto& work : works_) {
+    const Tensors some = work->result();
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  return all;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> JoinedWork::getFuture() {
+  c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
+      c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
+  for (const auto& work : works_) futures.push_back(work->getFuture());
+  return c10::collectAll(futures)->then([all = result()](c10::ivalue::Future&) { return c10::IValue(all); },
+                                        c10::ListType::create(c10::TensorType::get()));
+}
+
+}  // namespace dtrain::torch_distributed
