@@ -51,7 +51,8 @@ void Transfer::stage_registered() {
 
 bool Transfer::lacks_place() const {
   if (descriptor_.kind == Kind::kBroadcast && descriptor_.root != rank_) return false;
-  return descriptor_.in.buffer == kNowhere || (descriptor_.kind == Kind::kAllReduce && descriptor_.out.buffer == kNowhere);
+  return descriptor_.in.buffer == kNowhere ||
+         (descriptor_.kind == Kind::kAllReduce && descriptor_.out.buffer == kNowhere);
 }
 
 void Transfer::use_scratch(std::byte* scratch, const BufferTable& buffers) {
@@ -181,7 +182,9 @@ void Transfer::run_direct(Scratch& scratch) const {
     for (int r = 0; r < world_size_; ++r) {
       const bool own = r == rank_;
       scratch.inputs.push_back(own ? own_in(part.begin) : shared_in(r) + part.begin * size_);
-      if (gets_results(r)) scratch.outputs.push_back(own ? own_out(part.begin) : shared_out(r) + part.begin * size_);
+      if (gets_results(r)) {
+        scratch.outputs.push_back(own ? own_out(part.begin) : shared_out(r) + part.begin * size_);
+      }
     }
     if (scratch.outputs.empty()) scratch.outputs.push_back(own_out(part.begin));
     return reduce_part(descriptor_, world_size_, scratch, part.size());
