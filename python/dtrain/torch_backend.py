@@ -4,6 +4,7 @@
 native is loaded when the first process group is made.
 """
 import atexit
+import contextlib
 import os
 import sys
 
@@ -24,6 +25,7 @@ def _create(options: object, _: object) -> object:
     _find_native(str(torch.__version__))
     from . import _torch_distributed
 
+    _torch_distributed.skip_source_lines_of([os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep, contextlib.__file__])
     _at_exit_once(_torch_distributed)
     return _torch_distributed.create(options)
 
