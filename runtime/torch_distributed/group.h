@@ -48,9 +48,10 @@ class Group final : public Lane {
 
  private:
   void collect(std::vector<WorkPtr>& ended) override;
-  void release() override;
+  std::shared_ptr<void> release() override;
   const comm::ControlPlane& plane() const override { return *control_; }
   int size_of_lane() const override { return size(); }
+
   const int rank_;
   const std::vector<int> names_;
   std::shared_ptr<World> world_;

@@ -56,7 +56,8 @@ class Lane : public std::enable_shared_from_this<Lane> {
   // Called with the mutex held.
   virtual void collect(std::vector<WorkPtr>& ended) = 0;
   virtual bool owes() const { return false; }  // the peers need progress of this rank, which has no operation left
-  virtual void release() = 0;
+  // Returns what carries the operations, which is destroyed after the mutex has been given back.
+  virtual std::shared_ptr<void> release() = 0;
   virtual const comm::ControlPlane& plane() const = 0;
   virtual int size_of_lane() const = 0;
 

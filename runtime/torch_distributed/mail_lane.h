@@ -38,7 +38,7 @@ class MailLane final : public Lane {
     }
   }
   bool owes() const override { return mailbox_->outstanding(); }
-  void release() override { mailbox_.reset(); }
+  std::shared_ptr<void> release() override { return std::move(mailbox_); }
   const comm::ControlPlane& plane() const override { return control_; }
   int size_of_lane() const override { return control_.world().size; }
 
