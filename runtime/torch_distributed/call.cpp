@@ -100,7 +100,8 @@ FlightRecord record_of(const Call& call) {
   FlightRecord record{.timeout_ms = call.timeout.count(), .peer = call.peer};
   const char* const name = std::strchr(call.title, ':') + 1;
   std::strncpy(record.name.data(), name, record.name.size() - 1);
-  record.inputs.add(call.inputs);
+  const bool is_sparse = call.type == c10d::OpType::_ALLREDUCE_SPARSE;  // the inputs are the parts of its tensor
+  record.inputs.add(is_sparse ? call.outputs : call.inputs);
   record.outputs.add(call.outputs);
   if (const auto find = source_line_finder.load(std::memory_order_relaxed)) record.line = find();
   return record;

@@ -91,7 +91,7 @@ std::string pickle_of(const std::vector<FlightGroup>& groups, const std::vector<
     const FlightRecord& record = view.record;
     Known& in = known.at(record.group);
     const auto sequence = static_cast<std::int64_t>(record.sequence);
-    const bool completed = view.state == FlightState::kCompleted;
+    const bool completed = view.ended_ns != 0;
     in.enqueued = sequence;
     if (completed && record.message == 0) in.completed = std::max(in.completed, sequence);
 
@@ -106,10 +106,8 @@ std::string pickle_of(const std::vector<FlightGroup>& groups, const std::vector<
     entry.insert("time_created_ns", record.created_ns);
     put_shapes(entry, record.inputs, "input_sizes", "input_dtypes");
     put_shapes(entry, record.outputs, "output_sizes", "output_dtypes");
-    constexpr const char* kStates[] = {"scheduled", "started", "completed"};
-    entry.insert("state", std::string(kStates[static_cast<int>(view.state)]));
-    entry.insert("time_discovered_started_ns",
-                 view.state == FlightState::kScheduled ? c10::IValue() : c10::IValue(record.created_ns));
+    entry.insert("state", std::string(completed ? "completed" : "started"));
+    entry.insert("time_discovered_started_ns", record.created_ns);
     entry.insert("time_discovered_completed_ns", completed ? c10::IValue(view.ended_ns) : c10::IValue());
     if (completed) entry.insert("duration_ms", static_cast<double>(view.ended_ns - record.created_ns) / 1e6);
     entry.insert("retired", completed);

@@ -51,13 +51,10 @@ struct FlightRecord {
   std::string text() const;
 };
 
-enum class FlightState : std::uint8_t { kScheduled, kStarted, kCompleted };
-
 // A record as it was at one moment.
 struct FlightView {
   std::uint64_t number = 0;  // of all operations of the rank, from 0 on
-  FlightState state = FlightState::kScheduled;
-  std::int64_t ended_ns = 0;  // by the wall clock
+  std::int64_t ended_ns = 0;  // by the wall clock; 0: it has not ended
   FlightRecord record;
 };
 

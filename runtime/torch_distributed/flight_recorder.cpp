@@ -22,8 +22,7 @@ namespace dtrain::torch_distributed {
 
 struct FlightSlot {
   std::atomic<std::uint64_t> number{0};  // of its operation, from 1 on; 0 while it is written
-  std::atomic<FlightState> state{FlightState::kScheduled};
-  std::atomic<std::int64_t> ended_ns{0};
+  std::atomic<std::int64_t> ended_ns{0};  // 0: it has not ended
   FlightRecord record;
 };
 
@@ -59,7 +58,6 @@ std::string environment(const char* name) {
 // Reads a slot that its rank may be writing. False: it was.
 bool read(const FlightSlot& slot, FlightView& view) {
   const std::uint64_t number = slot.number.load(std::memory_order_acquire);
-  view.state = slot.state.load(std::memory_order_relaxed);
   view.ended_ns = slot.ended_ns.load(std::memory_order_relaxed);
   std::memcpy(static_cast<void*>(&view.record), &slot.record, sizeof view.record);
   std::atomic_thread_fence(std::memory_order_acquire);
@@ -99,7 +97,7 @@ std::string last_text(const FlightRing& ring) {
   for (std::uint64_t i = operations; i > 0 && i + FlightRing::kSlots > operations; --i) {
     FlightView view;
     if (!read(ring.slots[(i - 1) % FlightRing::kSlots], view)) continue;
-    const std::string text = view.record.text() + (view.state == FlightState::kCompleted ? " (complete)" : "");
+    const std::string text = view.record.text() + (view.ended_ns != 0 ? " (complete)" : "");
     if (view.record.message == 0) return text;
     if (message.empty()) message = text;
   }
@@ -211,7 +209,6 @@ FlightSlot* FlightRecorder::add(const FlightRecord& record) {
   FlightSlot& slot = own_->slots[number % FlightRing::kSlots];
   slot.number.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
-  slot.state.store(FlightState::kScheduled, std::memory_order_relaxed);
   slot.ended_ns.store(0, std::memory_order_relaxed);
   slot.record = record;
   slot.record.created_ns = wall_ns();
@@ -224,10 +221,8 @@ std::uint64_t FlightRecorder::number_of(const FlightSlot& slot) {
   return slot.number.load(std::memory_order_relaxed);
 }
 
-void FlightRecorder::set_state(FlightSlot& slot, std::uint64_t number, FlightState state) {
-  if (slot.number.load(std::memory_order_relaxed) != number) return;
-  if (state == FlightState::kCompleted) slot.ended_ns.store(wall_ns(), std::memory_order_relaxed);
-  slot.state.store(state, std::memory_order_relaxed);
+void FlightRecorder::end(FlightSlot& slot, std::uint64_t number) {
+  if (slot.number.load(std::memory_order_relaxed) == number) slot.ended_ns.store(wall_ns(), std::memory_order_relaxed);
 }
 
 std::string FlightRecorder::text_of(const FlightSlot& slot, std::uint64_t number) {

@@ -36,7 +36,7 @@ class FlightRecorder {
   FlightSlot* add(const FlightRecord& record);
   static std::string text_of(const FlightSlot& slot, std::uint64_t number);
   static std::uint64_t number_of(const FlightSlot& slot);
-  static void set_state(FlightSlot& slot, std::uint64_t number, FlightState state);
+  static void end(FlightSlot& slot, std::uint64_t number);
 
   // Returns "last collective of rank 1: all_reduce #512, train.py:87; of rank 2: …". The ranks are those of the world.
   std::string last_of(const std::vector<int>& ranks) const;
@@ -75,8 +75,8 @@ class FlightEntry {
       : recorder_(std::move(recorder)), slot_(recorder_->add(record)) {
     if (slot_) number_ = FlightRecorder::number_of(*slot_);
   }
-  void set_state(FlightState state) {
-    if (slot_) FlightRecorder::set_state(*slot_, number_, state);
+  void end() {
+    if (slot_) FlightRecorder::end(*slot_, number_);
   }
   // As FlightRecord's; empty: the slot is that of another operation by now.
   std::string text() const { return slot_ ? FlightRecorder::text_of(*slot_, number_) : std::string(); }

@@ -182,7 +182,7 @@ void GroupWork::end() {
   if (!error_) {
     try {
       write_outputs();
-      entry_.set_state(FlightState::kCompleted);
+      entry_.end();
     } catch (...) {
       error_ = std::current_exception();
     }
