@@ -80,6 +80,7 @@ struct BackwardPass {
 GroupWork::GroupWork(Setup setup)
     : Work(setup.rank, setup.type, setup.title, setup.inputs),
       lane_(std::move(setup.lane)),
+      title_(setup.title),
       outputs_(std::move(setup.outputs)),
       timeout_(setup.timeout),
       members_(std::move(setup.members)) {}
@@ -124,13 +125,13 @@ bool GroupWork::wait(milliseconds timeout) {
       warning += kUntilWarning;
     }
     if (now > until) {
-      const std::string why = "timed out after " + format_duration(is_callers ? timeout : timeout_);
+      const std::string why = "Timed out after " + format_duration(is_callers ? timeout : timeout_);
       if (is_callers) throw comm::TimedOut(text_of(why));
       give_up(why);
     } else if (looks > kLooksUntilLeft) {
       for (const comm::MissingRank& one : lane_->missing(*this)) {
         if (lane_->state_of(one.rank) == comm::PeerState::kFinished) {
-          give_up("waits for a rank that has left (its process group was destroyed, or its process ended)");
+          give_up("it waits for a rank that has left (its process group was destroyed, or its process ended)");
         }
       }
     }
@@ -147,10 +148,10 @@ std::string GroupWork::text_of(const std::string& why) const {
                one.lacks;
     ranks.push_back(lane_->in_world(one.rank));
   }
-  std::string own = entry_.text();
-  if (own.empty()) own = c10d::opTypeToString(opType_) + " #" + std::to_string(sequence_);
+  const std::string recorded = entry_.text();
+  const std::string own = recorded.empty() ? title_ + " #" + std::to_string(sequence_) : "dtrain:" + recorded;
   const std::string last = lane_->flight().last_of(ranks);
-  return "dtrain: " + own + " " + why + missing + (last.empty() ? "" : "; " + last);
+  return own + ": " + why + missing + (last.empty() ? "" : "; " + last);
 }
 
 void GroupWork::give_up(const std::string& why) {
@@ -162,7 +163,7 @@ void GroupWork::give_up(const std::string& why) {
 }
 
 void GroupWork::abort() {
-  give_up("was aborted");
+  give_up("it was aborted");
 }
 
 int GroupWork::sourceRank() const {

@@ -233,14 +233,14 @@ class Failures(unittest.TestCase):
 
     def test_a_late_rank_is_named(self) -> None:
         first, second = group_ranks.run(2, late)
-        self.assertIn(f"all_reduce #1, {line_of(late, 'text_of')} timed out after 1", first)
+        self.assertIn(f"dtrain:all_reduce #1, {line_of(late, 'text_of')}: Timed out after 1", first)
         self.assertIn("missing: rank 1 has not entered it (late: its heartbeats come)", first)
         self.assertIn(f"last collective of rank 1: barrier #1, {line_of(late, 'dist.barrier')} (complete)", first)
-        self.assertIn("timed out", second)
+        self.assertIn("imed out", second)
 
     def test_a_stopped_rank_is_named(self) -> None:
         text = group_ranks.run_all(2, stopped, limit=10)[0].result
-        self.assertIn("timed out after 5", text)
+        self.assertIn("Timed out after 5", text)
         self.assertIn("missing: rank 1 has not entered it (stopped: no heartbeats)", text)
         self.assertIn(f"last collective of rank 1: barrier #1, {line_of(stopped, 'dist.barrier')} (complete)", text)
 
@@ -252,7 +252,7 @@ class Failures(unittest.TestCase):
 
     def test_who_sends_no_message_is_named(self) -> None:
         text = group_ranks.run(2, no_message)[0]
-        self.assertIn(f"recv #1 from rank 1, {line_of(no_message, 'text_of')} timed out after 1", text)
+        self.assertIn(f"dtrain:recv #1 from rank 1, {line_of(no_message, 'text_of')}: Timed out after 1", text)
         self.assertIn(f"last collective of rank 1: barrier #1, {line_of(no_message, 'dist.barrier')}", text)
 
     def test_debug_detail(self) -> None:
@@ -265,7 +265,7 @@ class Failures(unittest.TestCase):
             self.assertIn("the memory was freed", text)
 
     def test_a_callers_deadline_is_the_callers(self) -> None:
-        self.assertIn("timed out after 200 ms", group_ranks.run(2, waits_a_moment)[0])
+        self.assertIn("Timed out after 200 ms", group_ranks.run(2, waits_a_moment)[0])
 
     def test_abort_ends_the_waits_of_all(self) -> None:
         (first, seconds), (second, _) = group_ranks.run(2, aborted)

@@ -118,7 +118,7 @@ class FlightRecords(unittest.TestCase):
     def test_a_rank_that_hangs(self) -> None:
         error = group_ranks.run(2, hangs, self.prefix)[0]
         last = line_of(hangs, "torch.ones(5)")
-        self.assertIn(f"all_reduce #2, flight_records.py:{line_of(hangs, 'torch.ones(7)')} timed out after 1", error)
+        self.assertIn(f"dtrain:all_reduce #2, flight_records.py:{line_of(hangs, 'torch.ones(7)')}: Timed out after 1", error)
         self.assertIn(f"last collective of rank 1: all_reduce #1, flight_records.py:{last} (complete)", error)
         self.assertIn(f"record of the last operations: {self.prefix}*", error)
         found = self.analysis()
