@@ -141,7 +141,7 @@ class FlightRecorder::Publisher {
       published = to_line(texts);
       try {
         control_.set(key_of(recorder_.hosts_[static_cast<std::size_t>(recorder_.rank_)]), published);
-      } catch (const CommError&) {
+      } catch (const std::exception&) {  // the world has failed
         return;
       }
     }
@@ -236,7 +236,7 @@ std::string FlightRecorder::last_text_of(int rank) const {
   try {
     const auto value = control_ ? control_->get_within(key_of(hosts_[static_cast<std::size_t>(rank)]), kAsked) : std::nullopt;
     return value ? Json::parse(*value).value(std::to_string(rank), std::string()) : std::string();
-  } catch (const CommError&) {  // after a failure
+  } catch (const std::exception&) {  // the world has failed
     return {};
   }
 }
@@ -259,12 +259,14 @@ std::string FlightRecorder::last_of(const std::vector<int>& ranks) const {
 
 void FlightRecorder::write_to(const std::string& path, int rank) const {
   const FlightRing& ring = *ring_of(rank);
+  const std::vector<FlightView> views = views_of(ring);
+  const std::string pickle = pickle_of(groups_of(ring), views);  // these are the groups of all views, because they come later
   if (const auto folder = std::filesystem::path(path).parent_path(); !folder.empty()) {
     std::filesystem::create_directories(folder);
   }
   const std::string partial = path + ".partial";
   std::ofstream file(partial, std::ios::binary | std::ios::trunc);
-  file << pickle_of(groups_of(ring), views_of(ring));
+  file << pickle;
   file.close();
   if (!file) throw SystemError("cannot write " + partial, errno);
   std::filesystem::rename(partial, path);

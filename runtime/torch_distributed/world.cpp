@@ -298,6 +298,7 @@ std::uint32_t World::number_group() {
 void World::announce_end(const std::string& cause) {
   if (ended_ || pid_ != getpid()) return;
   ended_ = true;
+  flight_->close();
   if (!cause.empty()) {
     control_->fail({.rank = rank(), .step = -1, .cause = cause});
   } else if (rank() == 0) {
