@@ -68,6 +68,17 @@ def is_killed(rank: int, prefix: str) -> str:
     return fails(lambda: dist.all_reduce(torch.ones(7)))
 
 
+def hangs_on_another_host(rank: int, store: str) -> str:
+    os.environ.update(DTRAIN_AGENT_ID=f"host {rank}", DTRAIN_NETWORK_INTERFACE="lo")  # so each rank has a host of its own
+    dist.init_process_group("dtrain", init_method=store, rank=rank, world_size=2, timeout=group_ranks.TIMEOUT)
+    group = dist.new_group(timeout=datetime.timedelta(seconds=4))
+    dist.barrier()
+    if rank == 1:
+        time.sleep(6)
+        return ""
+    return fails(lambda: dist.all_reduce(torch.ones(7), group=group))
+
+
 def everything(rank: int, prefix: str) -> str:
     import dtrain.distributed
     begin(prefix)
@@ -147,6 +158,11 @@ class FlightRecords(unittest.TestCase):
         for rank in (0, 2):
             self.assertIn(f"last collective of rank 1: all_reduce #1, flight_records.py:{line_of(begin, 'dist.all_reduce')}", ranks[rank].result)
         self.assertEqual([entry["profiling_name"] for entry in self.record(1)["entries"]], ["dtrain:all_reduce"])
+
+    def test_a_rank_that_hangs_on_another_host(self) -> None:
+        error = group_ranks.run(2, hangs_on_another_host, f"file://{self.folder}/store", backend=None)[0]
+        line = line_of(hangs_on_another_host, "dist.barrier")
+        self.assertIn(f"last collective of rank 1: barrier #1, flight_records.py:{line} (complete)", error)
 
     def test_every_operation(self) -> None:
         paths = group_ranks.run(2, everything, self.prefix)
