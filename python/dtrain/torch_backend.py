@@ -25,7 +25,8 @@ def _create(options: object, _: object) -> object:
     _find_native(str(torch.__version__))
     from . import _torch_distributed
 
-    _torch_distributed.skip_source_lines_of([os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep, contextlib.__file__])
+    libraries = [os.path.dirname(file) + os.sep for file in (torch.__file__, __file__)]
+    _torch_distributed.skip_source_lines_of([*libraries, contextlib.__file__])
     _at_exit_once(_torch_distributed)
     return _torch_distributed.create(options)
 
