@@ -27,6 +27,8 @@ def _create(options: object, _: object) -> object:
 
     libraries = [os.path.dirname(file) + os.sep for file in (torch.__file__, __file__)]
     _torch_distributed.skip_source_lines_of([*libraries, contextlib.__file__])
+    if not torch.cuda.is_available():  # the variable is for NCCL's groups, too
+        os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")  # DDP takes its buckets from the backend, which then copies nothing
     _at_exit_once(_torch_distributed)
     return _torch_distributed.create(options)
 

@@ -2,8 +2,8 @@
 #include <string>
 
 #include <pybind11/stl.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "dtrain/torch_distributed/backend.h"
 #include "source_line.h"

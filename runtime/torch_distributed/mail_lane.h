@@ -7,14 +7,15 @@
 
 #include "dtrain/comm/mailbox.h"
 #include "lane.h"
+#include "processes.h"
 
 namespace dtrain::torch_distributed {
 
 class MailLane final : public Lane {
  public:
-  MailLane(comm::ControlPlane& control, std::unique_ptr<comm::Mailbox> mailbox, std::shared_ptr<FlightRecorder> flight,
-           Logger log)
-      : control_(control), mailbox_(std::move(mailbox)) {
+  MailLane(comm::ControlPlane& control, std::shared_ptr<const Processes> processes,
+           std::unique_ptr<comm::Mailbox> mailbox, std::shared_ptr<FlightRecorder> flight, Logger log)
+      : control_(control), processes_(std::move(processes)), mailbox_(std::move(mailbox)) {
     flight_ = std::move(flight);
     log_ = std::move(log);
   }
@@ -22,6 +23,7 @@ class MailLane final : public Lane {
   comm::Mailbox& mailbox() { return *mailbox_; }  // within submit()
   void abort(const std::string& cause) override { mailbox_->abort(cause); }
   comm::PeerState state_of(int rank) const override { return control_.peer_state(rank); }
+  bool has_ended(int rank) const override { return processes_->has_ended(rank); }
   int name_of(int rank) const override { return rank; }
   int in_world(int rank) const override { return rank; }
 
@@ -43,6 +45,7 @@ class MailLane final : public Lane {
   int size_of_lane() const override { return control_.world().size; }
 
   comm::ControlPlane& control_;
+  const std::shared_ptr<const Processes> processes_;
   std::unique_ptr<comm::Mailbox> mailbox_;
 };
 
