@@ -231,7 +231,7 @@ class Failures(unittest.TestCase):
         for rank in (0, 2):
             text, seconds = ranks[rank].result
             self.assertIn("rank 1", text)
-            self.assertIn(f"last collective of rank 1: barrier #1, {line_of(killed, 'dist.barrier')} (complete)", text)
+            self.assertIn(f"rank 1: barrier #1, {line_of(killed, 'dist.barrier')} (complete)", text)
             self.assertLess(seconds, 2.0)
 
     def test_a_killed_rank_whose_child_lives_is_named_within_two_seconds(self) -> None:

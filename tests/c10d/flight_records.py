@@ -156,7 +156,7 @@ class FlightRecords(unittest.TestCase):
     def test_the_others_write_the_file_of_a_rank_that_was_killed(self) -> None:
         ranks = group_ranks.run_all(3, is_killed, self.prefix)
         for rank in (0, 2):
-            self.assertIn(f"last collective of rank 1: all_reduce #1, flight_records.py:{line_of(begin, 'dist.all_reduce')}", ranks[rank].result)
+            self.assertIn(f"rank 1: all_reduce #1, flight_records.py:{line_of(begin, 'dist.all_reduce')} (complete)", ranks[rank].result)
         self.assertEqual([entry["profiling_name"] for entry in self.record(1)["entries"]], ["dtrain:all_reduce"])
 
     def test_a_rank_that_hangs_on_another_host(self) -> None:
