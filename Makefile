@@ -10,7 +10,7 @@ help:
 	@echo "make demo      install what is missing, build, train Fashion-MNIST on 2 ranks"
 	@echo "make test      the same set-up with the Python peers; build everything, run all tests"
 	@echo "make test-cluster  launching over two hosts (namespaces) and by Slurm, as root"
-	@echo "make mutants   plant mistakes into a copy of the code: which test finds each? (MUTANTS=layers|gpu)"
+	@echo "make mutants   plant mistakes into a copy of the code: which test finds each? (MUTANTS=layers|torch_distributed|gpu)"
 	@echo "make bench     run the benchmarks and print their JSON"
 	@echo "make bench-faults  plant faults into real runs: does 'dtrain analyze' name cause, rank and cost?"
 	@echo "make soak      random cases: faults while checkpoints are written, power cuts (SOAK_CASES=1000 SOAK_SEED=1)"

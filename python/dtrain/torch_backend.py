@@ -4,6 +4,7 @@
 native is loaded when the first process group is made.
 """
 import atexit
+import contextlib
 import os
 import sys
 
@@ -24,6 +25,8 @@ def _create(options: object, _: object) -> object:
     _find_native(str(torch.__version__))
     from . import _torch_distributed
 
+    libraries = [os.path.dirname(file) + os.sep for file in (torch.__file__, __file__)]
+    _torch_distributed.skip_source_lines_of([*libraries, contextlib.__file__])
     if not torch.cuda.is_available():  # the variable is for NCCL's groups, too
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")  # DDP takes its buckets from the backend, which then copies nothing
     _at_exit_once(_torch_distributed)

@@ -23,12 +23,14 @@ Backend::Backend(const c10d::DistributedBackendOptions& options)
     : c10d::Backend(options.group_rank, options.group_size),
       options_(c10::make_intrusive<Options>("dtrain", duration_cast<milliseconds>(options.timeout))) {
   options_->group_name = options.group_id;
-  std::vector<int> names;
+  Meeting meeting{options.store, rank_, size_, options_->timeout, {}};
   for (const std::int64_t rank : options.global_ranks_in_group) {
     options_->global_ranks_in_group.push_back(static_cast<std::uint64_t>(rank));
-    names.push_back(static_cast<int>(rank));
+    meeting.names.push_back(static_cast<int>(rank));
   }
-  group_ = std::make_shared<Group>(Meeting{options.store, rank_, size_, options_->timeout}, std::move(names));
+  for (int rank = 0; meeting.names.size() < static_cast<std::size_t>(size_); ++rank) meeting.names.push_back(rank);
+  group_ = std::make_shared<Group>(meeting);
+  group_->set_titles([this] { return std::pair(pg_uid_.empty() ? options_->group_name : pg_uid_, pg_desc_); });
   Progress::instance().add(group_);
 }
 
@@ -124,18 +126,26 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_al
     return;
   }
   std::vector<std::string> missing;
+  std::vector<int> missing_in_world;
   for (int rank = 1; rank < size_ && (missing.empty() || wait_all_ranks); ++rank) {
     const auto left = std::max(milliseconds(0), duration_cast<milliseconds>(until - steady_clock::now()));
-    if (!control.get_within(key + std::to_string(rank), left)) missing.push_back(std::to_string(rank));
+    if (control.get_within(key + std::to_string(rank), left)) continue;
+    missing.push_back(std::to_string(rank));
+    missing_in_world.push_back(group_->in_world(rank));
   }
-  const std::string verdict = missing.empty() ? std::string()
-                              : wait_all_ranks
-                                  ? "Ranks " + join(missing, ", ") + " failed to pass monitoredBarrier in " +
-                                        std::to_string(timeout.count()) + " ms"
-                                  : "Rank " + missing.front() + " failed to pass monitoredBarrier in " +
-                                        std::to_string(timeout.count()) + " ms";
+  std::string verdict;
+  if (!missing.empty()) {
+    verdict = group_->explained((wait_all_ranks ? "Ranks " : "Rank ") + join(missing, ", ") +
+                                    " failed to pass monitoredBarrier in " + std::to_string(timeout.count()) + " ms",
+                                missing_in_world);
+  }
   control.set(key + "verdict", verdict);
   TORCH_CHECK(verdict.empty(), verdict);
+}
+
+std::string write_flight_record(const std::string& prefix) {
+  const auto recorder = FlightRecorder::newest();
+  return recorder ? recorder->write(prefix) : std::string();
 }
 
 }  // namespace dtrain::torch_distributed

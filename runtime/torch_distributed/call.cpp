@@ -1,9 +1,12 @@
 #include "call.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstring>
 #include <map>
 #include <optional>
 
+#include "flight_recorder.h"
 #include "progress.h"
 
 namespace dtrain::torch_distributed {
@@ -112,6 +115,19 @@ WorkPtr make_work(const std::shared_ptr<Group>& group, const std::shared_ptr<Lan
                                                          .members = std::move(members)});
 }
 
+std::atomic<SourceLine (*)()> source_line_finder{nullptr};
+
+FlightRecord record_of(const Call& call) {
+  FlightRecord record{.timeout_ms = call.timeout.count(), .peer = call.peer};
+  const char* const name = std::strchr(call.title, ':') + 1;
+  std::strncpy(record.name.data(), name, record.name.size() - 1);
+  const bool is_sparse = call.type == c10d::OpType::_ALLREDUCE_SPARSE;  // the inputs are the parts of its tensor
+  record.inputs.add(is_sparse ? call.outputs : call.inputs);
+  record.outputs.add(call.outputs);
+  if (const auto find = source_line_finder.load(std::memory_order_relaxed)) record.line = find();
+  return record;
+}
+
 void start(Lane& lane, bool is_async) {
   if (!is_async) return;
   Progress::instance().advance(lane);
@@ -120,12 +136,18 @@ void start(Lane& lane, bool is_async) {
 
 }  // namespace
 
+void set_source_line_finder(SourceLine (*find)()) {
+  source_line_finder = find;
+}
+
 WorkPtr run(const std::shared_ptr<Group>& group, Call call,
             const std::function<void(GroupWork::Parts&, comm::Communicator&)>& issue) {
   const bool is_async = call.is_async;
+  FlightRecord record = record_of(call);
   const WorkPtr work = make_work(group, group, call, {});
   group->submit(work, [&] {
-    work->set_sequence(group->next_sequence());
+    record.sequence = group->next_sequence();
+    work->set_record(group->record(record), record.sequence);
     issue(work->parts(), group->communicator());
   });
   start(*group, is_async);
@@ -134,12 +156,17 @@ WorkPtr run(const std::shared_ptr<Group>& group, Call call,
 
 WorkPtr deliver(const std::shared_ptr<Group>& group, Call call,
                 const std::function<void(GroupWork::Parts&, comm::Mailbox&)>& issue) {
-  const bool is_async = call.is_async;
+  const bool is_async = call.is_async, is_message = c10d::isP2POp(call.type);
   const std::shared_ptr<MailLane>& mail = group->mail();
+  FlightRecord record = record_of(call);
   const WorkPtr work = make_work(group, mail, call, group->members());
-  if (!c10d::isP2POp(work->retrieveOpType())) work->set_sequence(group->next_sequence());
   if (const std::exception_ptr error = group->error()) std::rethrow_exception(error);
-  mail->submit(work, [&] { issue(work->parts(), mail->mailbox()); });
+  mail->submit(work, [&] {
+    record.sequence = is_message ? group->sequence() : group->next_sequence();
+    if (is_message) record.message = group->next_message();
+    work->set_record(group->record(record), is_message ? record.message : record.sequence);
+    issue(work->parts(), mail->mailbox());
+  });
   start(*mail, is_async);
   return work;
 }

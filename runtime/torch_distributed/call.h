@@ -27,6 +27,7 @@ struct Call {
   Tensors inputs, outputs;
   milliseconds timeout{};
   bool is_async = true;  // false: the caller waits at once
+  int peer = -1;         // of a message: a rank of the group; -1: any
 };
 
 template <class Options>
@@ -40,8 +41,8 @@ Call call_of(c10d::OpType type, const char* title, Tensors inputs, Tensors outpu
           .is_async = options.asyncOp};
 }
 
-// Issues operations of the group's communicator, or of its mailbox. Throws c10::Error if a tensor is not in host
-// memory.
+// Issues operations of the group's communicator, or of its mailbox, and records them. Throws c10::Error if a tensor is not
+// in host memory.
 WorkPtr run(const std::shared_ptr<Group>& group, Call call,
             const std::function<void(GroupWork::Parts& parts, comm::Communicator& communicator)>& issue);
 WorkPtr deliver(const std::shared_ptr<Group>& group, Call call,

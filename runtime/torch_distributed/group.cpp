@@ -19,24 +19,17 @@ comm::RankSpread spread_of(const World& world, const std::vector<int>& members) 
   return spread;
 }
 
-std::vector<int> names_or_numbers(std::vector<int> names, int size) {
-  if (names.empty()) {
-    names.resize(static_cast<std::size_t>(size));
-    std::iota(names.begin(), names.end(), 0);
-  }
-  return names;
-}
-
 }  // namespace
 
-Group::Group(const Meeting& meeting, std::vector<int> names)
-    : rank_(meeting.rank), names_(names_or_numbers(std::move(names), meeting.size)) {
+Group::Group(const Meeting& meeting) : rank_(meeting.rank), names_(meeting.names) {
   Place place = meet(meeting);
   world_ = std::move(place.world);
   members_ = std::move(place.members);
   number_ = place.number;
   arena_ = world_->arena();
   mail_ = world_->mail();
+  flight_ = world_->flight();
+  log_ = world_->log();
   processes_ = world_->processes();
   control_ = &world_->control();
   if (!place.is_first) {
@@ -70,6 +63,16 @@ std::shared_ptr<void> Group::release() {
   };
   const std::scoped_lock lock(communicator_mutex_);
   return std::make_shared<Carrier>(std::move(world_), std::exchange(communicator_, nullptr));
+}
+
+FlightEntry Group::record(FlightRecord& record) {
+  std::call_once(is_in_records_, [this] {
+    const auto [name, description] = titles_();
+    place_in_records_ = flight_->add_group(name, description, names_);
+  });
+  record.group = place_in_records_;
+  record.rank = rank_;
+  return {flight_, record};
 }
 
 void Group::abort(const std::string& cause) {

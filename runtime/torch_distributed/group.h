@@ -3,8 +3,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lane.h"
@@ -15,8 +18,8 @@ namespace dtrain::torch_distributed {
 
 class Group final : public Lane {
  public:
-  // Collective. `names`: the numbers by which PyTorch's programs know the ranks; empty: 0, 1, …
-  Group(const Meeting& meeting, std::vector<int> names);
+  // Collective.
+  explicit Group(const Meeting& meeting);
   ~Group() override;
 
   int rank() const { return rank_; }
@@ -36,10 +39,19 @@ class Group final : public Lane {
   comm::PeerState state_of(int rank) const override { return control_->peer_state(rank); }
   bool has_ended(int rank) const override { return processes_->has_ended(members_.at(static_cast<std::size_t>(rank))); }
   int name_of(int rank) const override { return names_.at(static_cast<std::size_t>(rank)); }
+  int in_world(int rank) const override { return members_.at(static_cast<std::size_t>(rank)); }
+
+  // Records an operation of this group, which is about to be issued.
+  FlightEntry record(FlightRecord& record);
+  // `titles` returns name and description of the group, which PyTorch gives after it is made.
+  void set_titles(std::function<std::pair<std::string, std::string>()> titles) { titles_ = std::move(titles); }
+  std::uint64_t next_message() { return ++messages_; }
 
  private:
   void collect(std::vector<WorkPtr>& ended) override;
   std::shared_ptr<void> release() override;
+  const comm::ControlPlane& plane() const override { return *control_; }
+  int size_of_lane() const override { return size(); }
 
   const int rank_;
   const std::vector<int> names_;
@@ -54,6 +66,10 @@ class Group final : public Lane {
   std::mutex communicator_mutex_;  // guards the pointer: any thread may abort
   std::shared_ptr<comm::Communicator> communicator_;
   std::atomic<std::uint64_t> sequence_{0};
+  std::atomic<std::uint64_t> messages_{0};
+  std::function<std::pair<std::string, std::string>()> titles_;
+  std::once_flag is_in_records_;
+  std::int32_t place_in_records_ = -1;
 };
 
 }  // namespace dtrain::torch_distributed

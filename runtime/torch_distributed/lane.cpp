@@ -7,7 +7,11 @@ namespace dtrain::torch_distributed {
 void Lane::submit(const WorkPtr& work, const std::function<void()>& issue) {
   const std::scoped_lock lock(mutex_);
   if (error_) std::rethrow_exception(error_);
-  issue();
+  try {
+    issue();
+  } catch (const CommError&) {
+    std::rethrow_exception(explained(std::current_exception()));
+  }
   works_.push_back(work);
   busy_ = true;
 }
@@ -28,7 +32,7 @@ void Lane::advance_locked(std::vector<WorkPtr>& ended) {
     collect(ended);
     busy_ = !works_.empty() || owes();
   } catch (...) {
-    fail_locked(std::current_exception(), ended);
+    fail_locked(explained(std::current_exception()), ended);
   }
 }
 
@@ -52,6 +56,33 @@ void Lane::close(const std::string& cause, std::vector<WorkPtr>& ended) {
   const std::scoped_lock lock(mutex_);
   fail_locked(std::make_exception_ptr(CommError(cause)), ended);
   carrier = release();
+}
+
+std::exception_ptr Lane::explained(const std::exception_ptr& error) const {
+  std::vector<int> concerned;
+  if (const auto failure = plane().failure(); failure && failure->rank >= 0) {
+    concerned.push_back(failure->rank);
+  } else {
+    for (int rank = 0; rank < size_of_lane(); ++rank) concerned.push_back(in_world(rank));
+  }
+  try {
+    std::rethrow_exception(error);
+  } catch (const comm::TimedOut& timed_out) {
+    return std::make_exception_ptr(comm::TimedOut(explained(timed_out.what(), concerned)));
+  } catch (const CommError& failed) {
+    return std::make_exception_ptr(CommError(explained(failed.what(), concerned)));
+  } catch (...) {
+    return error;
+  }
+}
+
+std::string Lane::explained(const std::string& text, const std::vector<int>& ranks) const {
+  std::string whole = text;
+  if (text.find("last collective of rank") == std::string::npos) {  // else the rank that failed first has said it
+    if (const std::string last = flight_->last_of(ranks); !last.empty()) whole += "; " + last;
+  }
+  const std::string files = flight_->write_after_failure();
+  return files.empty() || text.find(files) != std::string::npos ? whole : whole + "; " + files;
 }
 
 std::exception_ptr Lane::error() const {

@@ -12,8 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "dtrain/base/log.h"
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/control.h"
+#include "flight_recorder.h"
 #include "work.h"
 
 namespace dtrain::torch_distributed {
@@ -45,6 +47,12 @@ class Lane : public std::enable_shared_from_this<Lane> {
   virtual bool has_ended(int rank) const = 0;
   // Returns the number by which PyTorch's programs know the rank.
   virtual int name_of(int rank) const = 0;
+  virtual int in_world(int rank) const = 0;  // the same rank as the world numbers it
+  const FlightRecorder& flight() const { return *flight_; }
+  const Logger& log() const { return log_; }
+  // Returns this text, which says how operations have ended, with the last operations of these ranks of the world. The
+  // records of all are written to files.
+  std::string explained(const std::string& text, const std::vector<int>& ranks) const;
 
  protected:
   // Called with the mutex held.
@@ -52,13 +60,18 @@ class Lane : public std::enable_shared_from_this<Lane> {
   virtual bool owes() const { return false; }  // the peers need progress of this rank, which has no operation left
   // Returns what carries the operations, which is destroyed after the mutex has been given back.
   virtual std::shared_ptr<void> release() = 0;
+  virtual const comm::ControlPlane& plane() const = 0;
+  virtual int size_of_lane() const = 0;
 
+  std::shared_ptr<FlightRecorder> flight_;  // set by the constructors, as is the next one
+  Logger log_;
   mutable std::mutex mutex_;
   std::deque<WorkPtr> works_;  // in the order of issue
 
  private:
   void advance_locked(std::vector<WorkPtr>& ended);
   void fail_locked(const std::exception_ptr& error, std::vector<WorkPtr>& ended);
+  std::exception_ptr explained(const std::exception_ptr& error) const;
 
   std::atomic<bool> busy_{false};
   std::exception_ptr error_;

@@ -123,7 +123,12 @@ Backend::WorkPtr Backend::send(Tensors& tensors, int to, int tag) {
   constexpr const char* kTitle = "dtrain:send";
   const at::Tensor tensor = only(tensors, kTitle);
   TORCH_CHECK(to >= 0 && to < size_, kTitle, ": there is no rank ", to);
-  Call call{.type = OpType::SEND, .title = kTitle, .inputs = tensors, .outputs = tensors, .timeout = options_->timeout};
+  Call call{.type = OpType::SEND,
+            .title = kTitle,
+            .inputs = tensors,
+            .outputs = tensors,
+            .timeout = options_->timeout,
+            .peer = to};
   return issued(deliver(group_, std::move(call), [&](GroupWork::Parts& parts, comm::Mailbox& mailbox) {
     const at::Tensor values = sendable(tensor, parts);
     parts.works.push_back(mailbox.send(values.data_ptr(), values.nbytes(),
@@ -137,7 +142,8 @@ Backend::WorkPtr Backend::recv(Tensors& tensors, int from, int tag) {
             .title = "dtrain:recv",
             .inputs = tensors,
             .outputs = tensors,
-            .timeout = options_->timeout};
+            .timeout = options_->timeout,
+            .peer = from};
   return receive(std::move(call), group_->members().at(static_cast<std::size_t>(from)), tag);
 }
 

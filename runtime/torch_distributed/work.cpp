@@ -29,6 +29,7 @@ constexpr unsigned kLooksUntilLeft = kYieldingLooks + 1'000;  // then a rank tha
 // their callbacks may wait for other operations, but hardly for each other.
 constexpr std::chrono::milliseconds kBlocked{50};
 constexpr std::chrono::seconds kBlockedAtEnd{10};
+constexpr std::chrono::seconds kUntilWarning{30};
 
 bool same_time(const timespec& a, const timespec& b) {
   return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
@@ -104,7 +105,9 @@ bool GroupWork::wait(milliseconds timeout) {
   // PyTorch's default is the work's own deadline, after which the group has failed. A caller's deadline is the
   // caller's.
   const bool is_callers = timeout != kNoTimeout && timeout < timeout_;
-  const auto until = steady_clock::now() + (is_callers ? timeout : timeout_);
+  const auto began = steady_clock::now();
+  const auto until = began + (is_callers ? timeout : timeout_);
+  auto warning = began + kUntilWarning;
   Progress& progress = Progress::instance();
   for (unsigned looks = 0; !is_over(); ++looks) {
     progress.advance(*lane_, this);
@@ -117,7 +120,12 @@ bool GroupWork::wait(milliseconds timeout) {
     }
     std::this_thread::sleep_for(kSleep);
     if (looks % kSleepsPerCheck != 0) continue;
-    if (steady_clock::now() > until) {
+    const auto now = steady_clock::now();
+    if (now > warning) {
+      lane_->log()->warn("{}", text_of("has waited " + format_duration(now - began)));
+      warning += kUntilWarning;
+    }
+    if (now > until) {
       const std::string why = "Timed out after " + format_duration(is_callers ? timeout : timeout_);
       if (is_callers) throw comm::TimedOut(text_of(why));
       give_up(why);
@@ -136,17 +144,21 @@ bool GroupWork::wait(milliseconds timeout) {
 }
 
 std::string GroupWork::text_of(const std::string& why) const {
-  std::string text = title_ + (sequence_ == 0 ? std::string() : " #" + std::to_string(sequence_)) + ": " + why;
   std::string missing;
+  std::vector<int> ranks;
   for (const comm::MissingRank& one : lane_->missing(*this)) {
     missing +=
         (missing.empty() ? "; missing: rank " : "; rank ") + std::to_string(lane_->name_of(one.rank)) + " " + one.lacks;
+    ranks.push_back(lane_->in_world(one.rank));
   }
-  return text + missing;
+  const std::string recorded = entry_.text();
+  const std::string own = recorded.empty() ? title_ + " #" + std::to_string(sequence_) : "dtrain:" + recorded;
+  const std::string last = lane_->flight().last_of(ranks);
+  return own + ": " + why + missing + (last.empty() ? "" : "; " + last);
 }
 
 void GroupWork::give_up(const std::string& why) {
-  const std::string text = text_of(why);
+  const std::string text = lane_->explained(text_of(why), {});
   std::vector<WorkPtr> ended;
   lane_->abort(text);
   lane_->fail(std::make_exception_ptr(comm::TimedOut(text)), ended);
@@ -174,6 +186,7 @@ void GroupWork::end() {
   if (!error_) {
     try {
       write_outputs();
+      entry_.end();
     } catch (...) {
       error_ = std::current_exception();
     }

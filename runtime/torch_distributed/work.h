@@ -16,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "dtrain/comm/communicator.h"
+#include "flight_recorder.h"
 
 namespace dtrain::torch_distributed {
 
@@ -62,7 +63,10 @@ class GroupWork final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   Parts& parts() { return parts_; }
-  void set_sequence(std::uint64_t sequence) { sequence_ = sequence; }
+  void set_record(FlightEntry entry, std::uint64_t sequence) {
+    entry_ = std::move(entry);
+    sequence_ = sequence;
+  }
   // Called by the lane, with its mutex held: true once all operations are complete.
   bool test();
   void set_error(std::exception_ptr error) { error_ = std::move(error); }
@@ -80,6 +84,7 @@ class GroupWork final : public c10d::Work {
  private:
   void write_outputs();
   void give_up(const std::string& why);
+  // Says what the operation waits for.
   std::string text_of(const std::string& why) const;
 
   const std::shared_ptr<Lane> lane_;
@@ -89,6 +94,7 @@ class GroupWork final : public c10d::Work {
   const std::vector<int> members_;
   Parts parts_;
   std::uint64_t sequence_ = 0;
+  FlightEntry entry_;
   int source_ = -1;
   std::exception_ptr error_;
   std::atomic<bool> over_{false};

@@ -14,6 +14,7 @@
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/host/network.h"
 #include "dtrain/torch_distributed/backend.h"
+#include "flight_recorder.h"
 #include "mail_lane.h"
 #include "progress.h"
 
@@ -180,7 +181,12 @@ std::vector<int> host_numbers(const std::vector<Json>& ranks) {
 }
 
 World::Terms terms_of(const Meeting& meeting, const std::string& id, std::vector<int> hosts, std::vector<pid_t> pids) {
-  World::Terms terms{.id = id, .control = {}, .server = {}, .hosts = std::move(hosts), .pids = std::move(pids)};
+  World::Terms terms{.id = id,
+                     .control = {},
+                     .server = {},
+                     .hosts = std::move(hosts),
+                     .names = meeting.names,
+                     .pids = std::move(pids)};
   comm::ControlOptions& options = terms.control;
   const int host = terms.hosts.at(static_cast<std::size_t>(meeting.rank));
   options.world = {
@@ -273,10 +279,13 @@ World::World(Terms terms, std::unique_ptr<comm::ControlPlane> control, std::stri
   }
   processes_ = std::make_shared<Processes>(local);
   arena_ = comm::make_arena(*control_, options);
+  flight_ = std::make_shared<FlightRecorder>(*control_, terms_.hosts, terms_.names);
+  FlightRecorder::set_newest(flight_);
   mail_ = std::make_shared<MailLane>(
       *control_, processes_,
       comm::make_mailbox(
-          {.control = *control_, .members = {}, .mpi = nullptr, .address = address_, .options = options}));
+          {.control = *control_, .members = {}, .mpi = nullptr, .address = address_, .options = options}),
+      flight_, log());
   Progress::instance().add(mail_);
 }
 
@@ -284,8 +293,10 @@ World::~World() {
   if (pid_ != getpid()) {  // a fork: the threads and connections are its parent's
     static_cast<void>(control_.release());
     static_cast<void>(new std::shared_ptr<MailLane>(std::move(mail_)));
+    static_cast<void>(new std::shared_ptr<FlightRecorder>(std::move(flight_)));
     return;
   }
+  flight_->close();
   if (rank() == 0 && !control_->failure() && !ended_) {
     Worlds::instance().serve_to_the_end(std::move(control_), std::move(mail_));
     return;
@@ -302,6 +313,7 @@ std::uint32_t World::number_group() {
 void World::announce_end(const std::string& cause) {
   if (ended_ || pid_ != getpid()) return;
   ended_ = true;
+  flight_->close();
   if (!cause.empty()) {
     control_->fail({.rank = rank(), .step = -1, .cause = cause});
   } else if (rank() == 0) {

@@ -20,6 +20,7 @@
 
 namespace dtrain::torch_distributed {
 
+class FlightRecorder;
 class MailLane;
 
 class World {
@@ -30,6 +31,7 @@ class World {
     comm::ControlOptions control;
     comm::ControlEndpoint server;  // of rank 0
     std::vector<int> hosts;        // the number of each rank's host
+    std::vector<int> names;        // by which PyTorch's programs know the ranks
     std::vector<pid_t> pids;       // of each rank
   };
   // Collective. Rank 0's control plane is there already: `serving`.
@@ -47,6 +49,7 @@ class World {
   const std::shared_ptr<comm::Arena>& arena() const { return arena_; }
   const std::shared_ptr<const Processes>& processes() const { return processes_; }
   const std::shared_ptr<MailLane>& mail() const { return mail_; }
+  const std::shared_ptr<FlightRecorder>& flight() const { return flight_; }
 
   // A number for a group, given by this rank, which no other rank gives.
   std::uint32_t number_group();
@@ -62,6 +65,7 @@ class World {
   std::unique_ptr<comm::ControlPlane> control_;
   std::shared_ptr<const Processes> processes_;
   std::shared_ptr<comm::Arena> arena_;
+  std::shared_ptr<FlightRecorder> flight_;
   std::shared_ptr<MailLane> mail_;
   std::uint32_t groups_ = 0;
   bool ended_ = false;
@@ -81,6 +85,7 @@ struct Meeting {
   int rank = 0;
   int size = 1;
   std::chrono::milliseconds timeout{};
+  std::vector<int> names;  // by which PyTorch's programs know the ranks
 };
 
 // Collective over the ranks of the group. They use a world that all of them are in, or else make one. CommError names

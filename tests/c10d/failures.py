@@ -2,9 +2,13 @@
 
     failures.py BUILD/bin [TestCase.test]
 """
+import ctypes
 import datetime
+import inspect
 import os
 import signal
+import sys
+import tempfile
 import time
 import unittest
 
@@ -21,13 +25,21 @@ def text_of(function: object, *arguments: object, **options: object) -> str:
     return "no error"
 
 
+def line_of(function: object, text: str) -> str:
+    """The place in this file of the line within the function that has the text, as errors have it."""
+    lines, first = inspect.getsourcelines(function)
+    return f"failures.py:{first + next(i for i, line in enumerate(lines) if text in line)}"
+
+
 def other_size(rank: int) -> str:
     text = text_of(dist.all_reduce, torch.ones(3 + rank))
     return text + " | " + text_of(dist.barrier)
 
 
 def other_operation(rank: int) -> str:
-    return text_of(dist.all_reduce, torch.ones(3)) if rank == 0 else text_of(dist.broadcast, torch.ones(3), 0)
+    if rank == 0:
+        return text_of(lambda: dist.all_reduce(torch.ones(3)))
+    return text_of(lambda: dist.broadcast(torch.ones(3), 0))
 
 
 def killed(rank: int) -> tuple[str, float]:
@@ -57,7 +69,6 @@ def killed_with_a_child(rank: int) -> tuple[str, float]:
 def raises(rank: int) -> tuple[str, float]:
     dist.barrier()
     if rank == 1:
-        import sys
         sys.last_value = ValueError("the data is gone")  # as an exception that nobody catches
         from dtrain import torch_backend
         torch_backend._announce_end(sys.modules["dtrain._torch_distributed"], os.getpid())
@@ -76,9 +87,60 @@ def leaves(rank: int) -> tuple[str, float]:
 
 def late(rank: int) -> str:
     group = dist.new_group(timeout=datetime.timedelta(seconds=1))
+    dist.barrier()
     if rank == 1:
         time.sleep(3)
+    return text_of(lambda: dist.all_reduce(torch.ones(3), group=group))
+
+
+def stopped(rank: int) -> str:
+    group = dist.new_group(timeout=datetime.timedelta(seconds=5))
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
     return text_of(dist.all_reduce, torch.ones(3), group=group)
+
+
+def ends_without_destroying(rank: int) -> tuple[str, float]:
+    dist.barrier()
+    if rank == 1:
+        sys.modules["dtrain._torch_distributed"].announce_end("")  # as at the end of a program
+        os._exit(0)
+    began = time.monotonic()
+    text = text_of(dist.all_reduce, torch.ones(3))
+    return text, time.monotonic() - began
+
+
+def no_message(rank: int) -> str:
+    group = dist.new_group(timeout=datetime.timedelta(seconds=1))
+    dist.barrier()
+    if rank == 1:
+        time.sleep(2)
+        return ""
+    return text_of(lambda: dist.recv(torch.ones(3), 1, group=group))
+
+
+def in_detail(rank: int, store: str) -> list[str]:
+    """Under TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    dist.set_debug_level_from_env()
+    dist.init_process_group("dtrain", init_method=store, rank=rank, world_size=2, timeout=group_ranks.TIMEOUT)
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    dist.broadcast(tensor, 0)
+    dist.barrier()
+    assert tensor.tolist() == [2.0] * 3
+    return [text_of(dist.all_reduce, torch.ones(3 + rank))]
+
+
+def of_freed_memory(rank: int) -> str:
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    if not backend.supports_tensor_alloc(torch.device("cpu")):
+        return "the memory was freed"
+    bucket = backend.allocate_tensor(1 << 16, dtype=torch.float32, device=torch.device("cpu"))
+    memory = (ctypes.c_float * bucket.numel()).from_address(bucket.data_ptr())
+    del bucket
+    return text_of(dist.all_reduce, torch.frombuffer(memory, dtype=torch.float32))
 
 
 def waits_a_moment(rank: int) -> str:
@@ -161,14 +223,15 @@ class Failures(unittest.TestCase):
 
     def test_another_operation_is_named_on_both_ranks(self) -> None:
         for text in group_ranks.run(2, other_operation):
-            self.assertIn("all_reduce", text)
-            self.assertIn("broadcast", text)
+            self.assertIn(f"rank 0: all_reduce #1, {line_of(other_operation, 'dist.all_reduce')}", text)
+            self.assertIn(f"rank 1: broadcast #1, {line_of(other_operation, 'dist.broadcast')}", text)
 
     def test_a_killed_rank_is_named_within_two_seconds(self) -> None:
         ranks = group_ranks.run_all(3, killed)
         for rank in (0, 2):
             text, seconds = ranks[rank].result
             self.assertIn("rank 1", text)
+            self.assertIn(f"rank 1: barrier #1, {line_of(killed, 'dist.barrier')} (complete)", text)
             self.assertLess(seconds, 2.0)
 
     def test_a_killed_rank_whose_child_lives_is_named_within_two_seconds(self) -> None:
@@ -179,6 +242,7 @@ class Failures(unittest.TestCase):
     def test_the_exception_of_a_rank_is_the_error_of_the_others(self) -> None:
         text, seconds = group_ranks.run_all(2, raises)[0].result
         self.assertIn("ValueError: the data is gone", text)
+        self.assertIn(f"last collective of rank 1: barrier #1, {line_of(raises, 'dist.barrier')} (complete)", text)
         self.assertLess(seconds, 2.0)
 
     def test_a_rank_that_has_left_is_named(self) -> None:
@@ -189,9 +253,36 @@ class Failures(unittest.TestCase):
 
     def test_a_late_rank_is_named(self) -> None:
         first, second = group_ranks.run(2, late)
-        self.assertIn("Timed out after 1", first)
-        self.assertIn("rank 1", first)
+        self.assertIn(f"dtrain:all_reduce #1, {line_of(late, 'text_of')}: Timed out after 1", first)
+        self.assertIn("missing: rank 1 has not entered it (late: its heartbeats come)", first)
+        self.assertIn(f"last collective of rank 1: barrier #1, {line_of(late, 'dist.barrier')} (complete)", first)
         self.assertIn("imed out", second)
+
+    def test_a_stopped_rank_is_named(self) -> None:
+        text = group_ranks.run_all(2, stopped, limit=10)[0].result
+        self.assertIn("Timed out after 5", text)
+        self.assertIn("missing: rank 1 has not entered it (stopped: no heartbeats)", text)
+        self.assertIn(f"last collective of rank 1: barrier #1, {line_of(stopped, 'dist.barrier')} (complete)", text)
+
+    def test_a_rank_that_ends_without_destroying_its_group_is_named(self) -> None:
+        text, seconds = group_ranks.run_all(2, ends_without_destroying)[0].result
+        self.assertIn("waits for a rank that has left", text)
+        self.assertIn(f"last collective of rank 1: barrier #1, {line_of(ends_without_destroying, 'dist.barrier')}", text)
+        self.assertLess(seconds, 2.0)
+
+    def test_who_sends_no_message_is_named(self) -> None:
+        text = group_ranks.run(2, no_message)[0]
+        self.assertIn(f"dtrain:recv #1 from rank 1, {line_of(no_message, 'text_of')}: Timed out after 1", text)
+        self.assertIn(f"last collective of rank 1: barrier #1, {line_of(no_message, 'dist.barrier')}", text)
+
+    def test_debug_detail(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            for (text,) in group_ranks.run(2, in_detail, f"file://{folder}/store", backend=None):
+                self.assertIn("mismatch", text)
+
+    def test_an_operation_on_memory_that_was_freed_is_refused(self) -> None:
+        for text in group_ranks.run(2, of_freed_memory):
+            self.assertIn("the memory was freed", text)
 
     def test_a_callers_deadline_is_the_callers(self) -> None:
         self.assertIn("Timed out after 200 ms", group_ranks.run(2, waits_a_moment)[0])
@@ -203,7 +294,6 @@ class Failures(unittest.TestCase):
         self.assertLess(seconds, 2.0)
 
     def test_groups_are_made_again(self) -> None:
-        import tempfile
         with tempfile.TemporaryDirectory() as folder:
             for results in group_ranks.run(2, again, 2, f"file://{folder}/store", backend=None):
                 self.assertEqual(results, [4.0] * 4)

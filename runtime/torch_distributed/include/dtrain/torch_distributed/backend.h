@@ -104,4 +104,9 @@ class Backend final : public c10d::Backend {
 // Python calls it before exit. A program may do so; otherwise the end of the process without a cause is announced.
 void announce_end(const std::string& cause);
 
+// Writes the last 2000 operations of this rank to the file PREFIX and its number, whose name it returns, as PyTorch's
+// NCCL groups do: `python -m torch.distributed.flight_recorder.fr_trace FOLDER` compares the files of all ranks. Empty:
+// there is no process group. Failures write them, too, to TORCH_FR_DUMP_TEMP_FILE as prefix, or to the run's folder.
+std::string write_flight_record(const std::string& prefix);
+
 }  // namespace dtrain::torch_distributed
