@@ -7,8 +7,13 @@ import atexit
 import os
 import sys
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
+
+#: Of the run that records this process (as_is.py, torchrun.py); None: nobody does.
+observer: Any = None
 
 
 def _autoload() -> None:
@@ -17,24 +22,31 @@ def _autoload() -> None:
         dist.Backend.register_backend("dtrain", _create, extended_api=True, devices=["cpu"])
 
 
-def _create(options: object, _: object) -> object:
+def _create(options: Any, _: object) -> object:
     """Makes the part of a process group that is for tensors on the CPU."""
     from . import _find_native
 
     _find_native(str(torch.__version__))
     from . import _torch_distributed
 
-    _at_exit_once(_torch_distributed)
+    if os.getpid() not in _begun_in:
+        _begun_in.add(os.getpid())
+        _begin(_torch_distributed, options)
     return _torch_distributed.create(options)
 
 
-_exit_of: set[int] = set()  # the processes that announce their end
+_begun_in: set[int] = set()  # the processes that have had a group
 
 
-def _at_exit_once(native: object) -> None:
-    if os.getpid() not in _exit_of:
-        _exit_of.add(os.getpid())
-        atexit.register(_announce_end, native, os.getpid())
+def _begin(native: Any, options: Any) -> None:
+    from . import torchrun
+
+    seen = observer
+    if seen is None and torchrun.is_to_be_recorded(options.group_rank, options.group_size):
+        seen = torchrun.begin()
+    if seen is not None:
+        native.observe(seen)
+    atexit.register(_announce_end, native, os.getpid())  # before the run ends, which waits for the other ranks
 
 
 def _announce_end(native: object, pid: int) -> None:

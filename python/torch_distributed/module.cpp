@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "dtrain/torch_distributed/backend.h"
+#include "dtrain/torch_distributed/observer.h"
 
 namespace dtrain::python {
 namespace {
@@ -15,11 +16,17 @@ c10::intrusive_ptr<c10d::Backend> create(const c10d::DistributedBackendOptions& 
   return c10::make_intrusive<torch_distributed::Backend>(options);
 }
 
+// `observer`: of dtrain._native.UnchangedScript.
+void observe(const py::capsule& observer) {
+  torch_distributed::observe(*observer.get_pointer<torch_distributed::Observer>());
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_torch_distributed, module) {
   py::module_::import("torch.distributed");  // its types
   module.def("create", &create, py::call_guard<py::gil_scoped_release>());
+  module.def("observe", &observe);
   module.def("announce_end", &torch_distributed::announce_end, py::call_guard<py::gil_scoped_release>());
 }
 
