@@ -62,6 +62,7 @@ def _backend_in_place_of(backend: Any) -> str | None:
 
 def _take_process_groups(record: UnchangedScript) -> None:
     """``init_process_group()`` and ``new_group()`` make dtrain's groups."""
+    torch_backend._autoload()  # an installed dtrain has done so
     told: set[str] = set()
 
     def with_our_backend(make: Any, position: int) -> Any:
