@@ -142,6 +142,8 @@ def main() -> int:
     _set_variables(record)
     if record.exchanges:
         _take_process_groups(record)
+    elif record.world_size > 1 and record.rank == 0:
+        record.info("--backend keep: the exchange of the script's process groups is not recorded apart from what it interrupts")
     torch_backend.observer = record.observer
     StepHooks(record, stop)
     return end(record, _run(script))

@@ -44,7 +44,8 @@ class StepHooks:
         self._has_updates = False    # in the open step
         self._asks = 0               # for batches, in the open step
         self._has_asked = False      # in the step before
-        self._iterator: int | None = None  # that was asked last
+        self._iterator: int | None = None        # that was asked last
+        self._first_iterator: int | None = None  # that was asked first in the open step: it has the samples
         self._is_exhausted = False
         self._is_loading = False
         self._updating: list[int] = []  # the optimizers within step(), the outermost first
@@ -77,8 +78,9 @@ class StepHooks:
             finally:
                 hooks._is_loading = False
                 hooks._record.switch_to(_Phase.FORWARD)
-            hooks._samples_of_batch = samples_of(batch)
-            hooks._samples += hooks._samples_of_batch
+            if hooks._first_iterator == id(iterator):
+                hooks._samples_of_batch = samples_of(batch)
+                hooks._samples += hooks._samples_of_batch
             return batch
 
         def backward_with_times(tensors: Any, *arguments: Any, **keywords: Any) -> None:
@@ -128,6 +130,8 @@ class StepHooks:
             self._record.switch_to(_Phase.LOADER)
         else:
             self._begin(_Phase.LOADER)
+        if self._asks == 0:
+            self._first_iterator = iterator
         self._asks += 1
         self._iterator = iterator
         self._is_exhausted = False
@@ -208,8 +212,9 @@ class StepHooks:
 
     def _describe(self, optimizer: Any) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        types = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters}
         self._record.update_plan("model", {"parameters": sum(parameter.numel() for parameter in parameters),
-                                           "tensors": len(parameters)})
+                                           "tensors": len(parameters), **({"dtype": types.pop()} if len(types) == 1 else {})})
         self._record.update_plan("optimizer", {"kind": type(optimizer).__name__, "fused": bool(optimizer.defaults.get("fused"))})
 
 
