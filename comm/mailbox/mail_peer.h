@@ -48,8 +48,9 @@ class MailPeer {
   bool write();
   bool read();
 
-  // True while something has to be written that is no message: an answer, or the rest of a frame.
-  bool owes() const { return !answers_.empty() || current_.has_value() || pipe_->holds_back(); }
+  // True while something has to be written that is no message (an answer, or the rest of a frame), and the peer is
+  // there.
+  bool owes() const { return (!answers_.empty() || current_.has_value() || pipe_->holds_back()) && !pipe_->end(); }
   BytePipe& pipe() { return *pipe_; }
   const std::string& name() const { return name_; }
 

@@ -51,8 +51,7 @@ void Transfer::stage_registered() {
 
 bool Transfer::lacks_place() const {
   if (descriptor_.kind == Kind::kBroadcast && descriptor_.root != rank_) return false;
-  return descriptor_.in.buffer == kNowhere ||
-         (descriptor_.kind == Kind::kAllReduce && descriptor_.out.buffer == kNowhere);
+  return descriptor_.in.buffer == kNowhere || (gets_results(rank_) && descriptor_.out.buffer == kNowhere);
 }
 
 void Transfer::use_scratch(std::byte* scratch, const BufferTable& buffers) {
@@ -63,11 +62,11 @@ void Transfer::use_scratch(std::byte* scratch, const BufferTable& buffers) {
     if (part.size()) copy_bytes(in_scratch(part.begin), own_in(part.begin), part.size() * size_);
   }
   descriptor_.in = buffers.locate(scratch, in_bytes_);
-  if (descriptor_.kind == Kind::kAllReduce) descriptor_.out = descriptor_.in;
+  if (gets_results(rank_)) descriptor_.out = descriptor_.in;
 }
 
 void Transfer::take_result() const {
-  if (descriptor_.kind != Kind::kAllReduce) return;
+  if (!gets_results(rank_)) return;
   for (int owner = 0; owner < world_size_; ++owner) {
     const Part part = owned(owner);
     if (owner != rank_ && part.size()) {

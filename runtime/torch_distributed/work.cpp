@@ -118,6 +118,7 @@ struct BackwardPass {
 GroupWork::GroupWork(Setup setup)
     : Work(setup.rank, setup.type, setup.title, setup.inputs),
       lane_(std::move(setup.lane)),
+      title_(setup.title),
       outputs_(std::move(setup.outputs)),
       timeout_(setup.timeout),
       members_(std::move(setup.members)) {
@@ -165,13 +166,13 @@ bool GroupWork::wait(milliseconds timeout) {
     std::this_thread::sleep_for(kSleep);
     if (looks % kSleepsPerCheck != 0) continue;
     if (steady_clock::now() > until) {
-      const std::string why = "timed out after " + format_duration(is_callers ? timeout : timeout_);
+      const std::string why = "Timed out after " + format_duration(is_callers ? timeout : timeout_);
       if (is_callers) throw comm::TimedOut(text_of(why));
       give_up(why);
     } else if (looks > kLooksUntilLeft) {
       for (const comm::MissingRank& one : lane_->missing(*this)) {
         if (lane_->state_of(one.rank) == comm::PeerState::kFinished) {
-          give_up("waits for a rank that has left (its process group was destroyed, or its process ended)");
+          give_up("it waits for a rank that has left (its process group was destroyed, or its process ended)");
         }
       }
     }
@@ -182,7 +183,7 @@ bool GroupWork::wait(milliseconds timeout) {
 }
 
 std::string GroupWork::text_of(const std::string& why) const {
-  std::string text = "dtrain: " + c10d::opTypeToString(opType_) + " #" + std::to_string(sequence_) + " " + why;
+  std::string text = title_ + (sequence_ == 0 ? std::string() : " #" + std::to_string(sequence_)) + ": " + why;
   std::string missing;
   for (const comm::MissingRank& one : lane_->missing(*this)) {
     missing += (missing.empty() ? "; missing: rank " : "; rank ") + std::to_string(lane_->name_of(one.rank)) + " " +
@@ -200,7 +201,7 @@ void GroupWork::give_up(const std::string& why) {
 }
 
 void GroupWork::abort() {
-  give_up("was aborted");
+  give_up("it was aborted");
 }
 
 int GroupWork::sourceRank() const {

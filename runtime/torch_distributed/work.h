@@ -46,7 +46,7 @@ class GroupWork final : public c10d::Work {
     std::shared_ptr<Lane> lane;
     int rank = 0;  // in the group
     c10d::OpType type = c10d::OpType::UNKNOWN;
-    const char* title = nullptr;  // static: of PyTorch's profiler
+    const char* title = "";  // in PyTorch's profiler, and in errors
     Tensors inputs, outputs;
     milliseconds timeout{};
     std::vector<int> members;  // of the group, as the lane numbers ranks; empty: 0, 1, …
@@ -89,6 +89,7 @@ class GroupWork final : public c10d::Work {
   std::string text_of(const std::string& why) const;
 
   const std::shared_ptr<Lane> lane_;
+  const std::string title_;
   const Tensors outputs_;
   const milliseconds timeout_;
   const std::vector<int> members_;
