@@ -194,7 +194,7 @@ class StepHooks:
             return
         self._has_gradients, self._has_updates = False, True
         learning_rate = optimizer.param_groups[0].get("lr", 0)
-        if not isinstance(learning_rate, torch.Tensor) or learning_rate.device.type == "cpu":
+        if isinstance(learning_rate, (int, float)) or isinstance(learning_rate, torch.Tensor) and learning_rate.device.type == "cpu":
             self._learning_rate = float(learning_rate)
         if is_last:
             self._end()

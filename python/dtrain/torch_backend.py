@@ -4,6 +4,7 @@
 native is loaded when the first process group is made.
 """
 import atexit
+import functools
 import os
 import sys
 
@@ -41,12 +42,13 @@ _begun_in: set[int] = set()  # the processes that have had a group
 def _begin(native: Any, options: Any) -> None:
     from . import torchrun
 
+    announce = functools.partial(_announce_end, native, os.getpid())
+    atexit.register(announce)  # called after the end of the run, whose cause comes first
     seen = observer
     if seen is None and torchrun.is_to_be_recorded(options.group_rank, options.group_size):
-        seen = torchrun.begin()
+        seen = torchrun.begin(announce)
     if seen is not None:
         native.observe(seen)
-    atexit.register(_announce_end, native, os.getpid())  # before the run ends, which waits for the other ranks
 
 
 def _announce_end(native: object, pid: int) -> None:

@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,9 +32,9 @@ def is_to_be_recorded(rank: int, size: int) -> bool:
             and (session is None or session.current() is None and session.rank_arguments is None))
 
 
-def begin() -> Any:
+def begin(announce: Callable[[], None]) -> Any:
     """Starts the run on this rank, and returns the observer of its exchange; None: it could not start, and has said why.
-    Collective."""
+    ``announce`` tells the other ranks' groups how this process ends. Collective."""
     global record
     from . import exits
     from ._native import UnchangedScript
@@ -52,5 +53,12 @@ def begin() -> Any:
     record = started
     from . import as_is
     StepHooks(record, as_is.stop)
-    exits.watch(lambda error: as_is.end(record, error))
+
+    def end(error: str | None) -> int:
+        code = as_is.end(record, error)
+        if code != 0:  # the process ends at once
+            announce()
+        return code
+
+    exits.watch(end)
     return record.observer

@@ -2,6 +2,7 @@
 // ended, and as the phase in which the training thread waits.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <string_view>
@@ -29,7 +30,7 @@ class ExchangeRecords final : public torch_distributed::Observer {
   void end_step();
   // The recorder is not used any more.
   void close() { recorder_ = nullptr; }
-  bool is_open() const { return recorder_ != nullptr; }
+  bool is_open() const { return recorder_.load() != nullptr; }
 
   bool is_training_thread() const { return std::this_thread::get_id() == training_thread_; }
 
@@ -39,7 +40,7 @@ class ExchangeRecords final : public torch_distributed::Observer {
   void ended(const torch_distributed::EndedOperation& operation) override;
 
  private:
-  profile::Recorder* recorder_;
+  std::atomic<profile::Recorder*> recorder_;
   const std::thread::id training_thread_;
   bool waits_ = false;
   int buckets_ = 0;

@@ -27,7 +27,8 @@ namespace {
 namespace py = pybind11;
 using profile::Phase;
 
-constexpr const char* kObserver = "dtrain::torch_distributed::Observer";  // python/torch_distributed/module.cpp takes it
+constexpr const char* kObserver =
+    "dtrain::torch_distributed::Observer";  // python/torch_distributed/module.cpp takes it
 
 class UnchangedScript {
  public:

@@ -42,7 +42,8 @@ std::optional<double> update_of_engine_s(const RunProfile& run) {
   const std::string kind = text(object_at(run.plan, "optimizer"), "kind");
   const auto update = std::ranges::find(kUpdates, kind, &Update::kind);
   const double bytes = 4 * number(model, "parameters");
-  if (update == std::end(kUpdates) || text(model, "dtype") != "float32" || bytes <= 0 || ranks_have_gpus(run)) return {};
+  if (update == std::end(kUpdates) || text(model, "dtype") != "float32" || bytes <= 0 || ranks_have_gpus(run))
+    return {};
   const LimitsOfRanks limits(run.plan, "cpu");
   double slowest_s = 0;
   for (const RankProfile& rank : run.ranks) {
@@ -65,7 +66,8 @@ double hidden_by_engine_s(const Evidence& evidence) {
   const auto exchange = fit_exchange_cost(evidence);
   if (!exchange || exchange->buckets < 2) return 0;
   const double last_s = exchange->last_s * exchange->last_exposed_share;
-  const double of_step_s = std::clamp(exchange->exposed_s - last_s, 0.0, mean_of_step_s(evidence.run, Phase::kBackward));
+  const double of_step_s =
+      std::clamp(exchange->exposed_s - last_s, 0.0, mean_of_step_s(evidence.run, Phase::kBackward));
   const double steps = static_cast<double>(evidence.run.ranks.front().step_count());
   return std::min(of_step_s * steps, evidence.exposed.exchange_s);
 }
@@ -82,20 +84,22 @@ std::vector<Finding> find_engine(const Run& run) {
   if (seconds <= 0) return {};
   std::string why;
   if (hidden_s > 0) {
-    why = fmt::format("{} of the exchange would run behind the backward pass: all but its last bucket", seconds_text(hidden_s));
+    why = fmt::format("{} of the exchange would run behind the backward pass: all but its last bucket",
+                      seconds_text(hidden_s));
   }
   if (saved_s > 0) {
     why += fmt::format("{}an update would take {} instead of {}: one pass over the memory at {} of its speed",
                        why.empty() ? "" : "; ", seconds_text(*engines_s), seconds_text(update_s),
                        format_percent(kUpdateOfLimit));
   }
-  return {{.title = fmt::format("this loop on dtrain's engine would take {} instead of {} (predicted)",
-                                seconds_text(evidence.loop_s - seconds), seconds_text(evidence.loop_s)),
-           .evidence = why,
-           .advice =
-               "three lines in place of init_process_group(), DistributedDataParallel and DistributedSampler: `import "
-               "dtrain`, `session = dtrain.init()`, `model, optimizer, loader = session.wrap(model, optimizer, loader)`",
-           .seconds = seconds}};
+  return {
+      {.title = fmt::format("this loop on dtrain's engine would take {} instead of {} (predicted)",
+                            seconds_text(evidence.loop_s - seconds), seconds_text(evidence.loop_s)),
+       .evidence = why,
+       .advice =
+           "three lines in place of init_process_group(), DistributedDataParallel and DistributedSampler: `import "
+           "dtrain`, `session = dtrain.init()`, `model, optimizer, loader = session.wrap(model, optimizer, loader)`",
+       .seconds = seconds}};
 }
 
 }  // namespace dtrain::analysis::findings

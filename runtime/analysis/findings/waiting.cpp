@@ -340,8 +340,9 @@ std::vector<Finding> find_exchange(const Run& run) {
   finding.evidence += carried_text(evidence.run);
   finding.advice = "use a faster interface (task_container_defaults.dtrain_network_interface), ";
   if (is_script) {
-    finding.advice = "use a faster interface (DTRAIN_NETWORK_INTERFACE), or exchange less often: several backward passes "
-                     "for each step (no_sync())";
+    finding.advice =
+        "use a faster interface (DTRAIN_NETWORK_INTERFACE), or exchange less often: several backward passes "
+        "for each step (no_sync())";
     return {finding};
   }
   if (!ranks_have_gpus(evidence.run)) finding.advice += "fewer bytes (optimizations.gradient_compression) ";

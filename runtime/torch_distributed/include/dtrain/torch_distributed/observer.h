@@ -8,7 +8,7 @@ namespace dtrain::torch_distributed {
 
 // An operation that has ended well. Times are nanoseconds of the monotonic clock.
 struct EndedOperation {
-  std::string_view name;  // "all_reduce"; its text is static
+  std::string_view name;       // "all_reduce"; its text is static
   std::uint64_t sequence = 0;  // in its group; 0: a message
   std::int64_t bytes = 0;      // of this rank's inputs or outputs, whichever are more
   int group_size = 1;
