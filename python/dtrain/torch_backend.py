@@ -30,6 +30,8 @@ def _create(options: Any, _: object) -> object:
     _find_native(str(torch.__version__))
     from . import _torch_distributed
 
+    if not torch.cuda.is_available():  # the variable is for NCCL's groups, too
+        os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")  # DDP takes its buckets from the backend, which then copies nothing
     if os.getpid() not in _begun_in:
         _begun_in.add(os.getpid())
         _begin(_torch_distributed, options)
