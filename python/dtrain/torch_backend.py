@@ -7,7 +7,6 @@ import atexit
 import functools
 import os
 import sys
-
 from typing import Any
 
 import torch
