@@ -5,11 +5,16 @@ native is loaded when the first process group is made.
 """
 import atexit
 import contextlib
+import functools
 import os
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
+
+#: Of the run that records this process (as_is.py, torchrun.py); None: nobody does.
+observer: Any = None
 
 
 def _autoload() -> None:
@@ -18,7 +23,7 @@ def _autoload() -> None:
         dist.Backend.register_backend("dtrain", _create, extended_api=True, devices=["cpu"])
 
 
-def _create(options: object, _: object) -> object:
+def _create(options: Any, _: object) -> object:
     """Makes the part of a process group that is for tensors on the CPU."""
     from . import _find_native
 
@@ -29,17 +34,25 @@ def _create(options: object, _: object) -> object:
     _torch_distributed.skip_source_lines_of([*libraries, contextlib.__file__])
     if not torch.cuda.is_available():  # the variable is for NCCL's groups, too
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")  # DDP takes its buckets from the backend, which then copies nothing
-    _at_exit_once(_torch_distributed)
+    if os.getpid() not in _begun_in:
+        _begun_in.add(os.getpid())
+        _begin(_torch_distributed, options)
     return _torch_distributed.create(options)
 
 
-_exit_of: set[int] = set()  # the processes that announce their end
+_begun_in: set[int] = set()  # the processes that have had a group
 
 
-def _at_exit_once(native: object) -> None:
-    if os.getpid() not in _exit_of:
-        _exit_of.add(os.getpid())
-        atexit.register(_announce_end, native, os.getpid())
+def _begin(native: Any, options: Any) -> None:
+    from . import torchrun
+
+    announce = functools.partial(_announce_end, native, os.getpid())
+    atexit.register(announce)  # called after the end of the run, whose cause comes first
+    seen = observer
+    if seen is None and torchrun.is_to_be_recorded(options.group_rank, options.group_size):
+        seen = torchrun.begin(announce)
+    if seen is not None:
+        native.observe(seen)
 
 
 def _announce_end(native: object, pid: int) -> None:

@@ -112,7 +112,8 @@ WorkPtr make_work(const std::shared_ptr<Group>& group, const std::shared_ptr<Lan
                                                          .inputs = std::move(call.inputs),
                                                          .outputs = std::move(call.outputs),
                                                          .timeout = call.timeout,
-                                                         .members = std::move(members)});
+                                                         .members = std::move(members),
+                                                         .group_size = group->size()});
 }
 
 std::atomic<SourceLine (*)()> source_line_finder{nullptr};
@@ -145,6 +146,7 @@ WorkPtr run(const std::shared_ptr<Group>& group, Call call,
   const bool is_async = call.is_async;
   FlightRecord record = record_of(call);
   const WorkPtr work = make_work(group, group, call, {});
+  const Waiting waiting(*work);
   group->submit(work, [&] {
     record.sequence = group->next_sequence();
     work->set_record(group->record(record), record.sequence);
@@ -160,6 +162,7 @@ WorkPtr deliver(const std::shared_ptr<Group>& group, Call call,
   const std::shared_ptr<MailLane>& mail = group->mail();
   FlightRecord record = record_of(call);
   const WorkPtr work = make_work(group, mail, call, group->members());
+  const Waiting waiting(*work);
   if (const std::exception_ptr error = group->error()) std::rethrow_exception(error);
   mail->submit(work, [&] {
     record.sequence = is_message ? group->sequence() : group->next_sequence();

@@ -4,11 +4,14 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <optional>
+#include <string_view>
 #include <thread>
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "lane.h"
@@ -31,6 +34,25 @@ constexpr std::chrono::milliseconds kBlocked{50};
 constexpr std::chrono::seconds kBlockedAtEnd{10};
 constexpr std::chrono::seconds kUntilWarning{30};
 
+std::atomic<Observer*> the_observer{nullptr};
+
+std::int64_t now_ns() {
+  return std::chrono::duration_cast<Nanoseconds>(steady_clock::now().time_since_epoch()).count();
+}
+
+std::int64_t bytes_of(const Tensors& tensors) {
+  std::int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.layout() == at::kStrided) bytes += static_cast<std::int64_t>(tensor.nbytes());
+  }
+  return bytes;
+}
+
+// "all_reduce" of "dtrain:all_reduce"
+std::string_view name_in(std::string_view title) {
+  return title.substr(title.find(':') + 1);
+}
+
 bool same_time(const timespec& a, const timespec& b) {
   return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
 }
@@ -44,6 +66,23 @@ struct RunningCallbacks {
 };
 
 }  // namespace
+
+void observe(Observer& observer) {
+  the_observer.store(&observer, std::memory_order_release);
+}
+
+Waiting::Waiting(GroupWork& work) : work_(work), observer_([] {
+  Observer* const observer = the_observer.load(std::memory_order_acquire);
+  return observer != nullptr && observer->begin_wait() ? observer : nullptr;
+}()) {
+  if (observer_ != nullptr) work_.waited_since_ns_ = now_ns();
+}
+
+Waiting::~Waiting() {
+  if (observer_ == nullptr) return;
+  work_.waited_ns_ += now_ns() - work_.waited_since_ns_.exchange(0);
+  observer_->end_wait();
+}
 
 // A thread within a backward pass that has asked for futures. Used with the mutexes of their works held, and by the
 // thread of Progress that helps.
@@ -83,7 +122,15 @@ GroupWork::GroupWork(Setup setup)
       title_(setup.title),
       outputs_(std::move(setup.outputs)),
       timeout_(setup.timeout),
-      members_(std::move(setup.members)) {}
+      members_(std::move(setup.members)) {
+  Observer* const observer = the_observer.load(std::memory_order_acquire);
+  if (observer == nullptr) return;
+  facts_ = {.name = name_in(setup.title),
+            .bytes = std::max(bytes_of(setup.inputs), bytes_of(outputs_)),
+            .group_size = setup.group_size,
+            .bucket = observer->bucket(),
+            .enqueued_ns = now_ns()};
+}
 
 bool GroupWork::test() {
   return std::all_of(parts_.works.begin(), parts_.works.end(), [](comm::Work& work) { return work.test(); });
@@ -105,6 +152,8 @@ bool GroupWork::wait(milliseconds timeout) {
   // PyTorch's default is the work's own deadline, after which the group has failed. A caller's deadline is the
   // caller's.
   const bool is_callers = timeout != kNoTimeout && timeout < timeout_;
+  std::optional<Waiting> waiting;
+  if (!is_over()) waiting.emplace(*this);
   const auto began = steady_clock::now();
   const auto until = began + (is_callers ? timeout : timeout_);
   auto warning = began + kUntilWarning;
@@ -139,6 +188,7 @@ bool GroupWork::wait(milliseconds timeout) {
       }
     }
   }
+  waiting.reset();
   complete_future();
   return Work::wait(kNoTimeout);  // returns at once, or throws the error
 }
@@ -191,10 +241,26 @@ void GroupWork::end() {
       error_ = std::current_exception();
     }
   }
+  if (facts_.enqueued_ns != 0 && !error_) tell(*the_observer.load(std::memory_order_acquire));
   parts_ = {};
   finish(error_);
   const std::scoped_lock lock(future_mutex_);
   over_.store(true, std::memory_order_release);
+}
+
+void GroupWork::tell(Observer& observer) const {
+  EndedOperation operation = facts_;
+  operation.sequence = sequence_;
+  operation.ended_ns = now_ns();
+  operation.started_ns = operation.ended_ns;
+  for (const comm::Work& work : parts_.works) {
+    const std::int64_t started_ns = work.timing().started.count();
+    if (started_ns != 0) operation.started_ns = std::min(operation.started_ns, started_ns);
+  }
+  operation.started_ns = std::max(operation.started_ns, operation.enqueued_ns);
+  const std::int64_t since_ns = waited_since_ns_;
+  operation.exposed_ns = waited_ns_ + (since_ns != 0 ? operation.ended_ns - since_ns : 0);
+  observer.ended(operation);
 }
 
 bool GroupWork::is_of_backward() {

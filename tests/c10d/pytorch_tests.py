@@ -65,6 +65,7 @@ class Suite:
     def __init__(self, backend: str, ranks: int, folder: str) -> None:
         self.backend, self.ranks, self.folder = backend, ranks, folder
         os.environ.update(BACKEND=backend, WORLD_SIZE=str(ranks), OMP_NUM_THREADS="1", TEMP_DIR=folder, MASTER_ADDR="localhost",
+                          DTRAIN_RECORD="false",
                           INIT_METHOD=f"file://{folder}/shared")
         self.module = load(backend)
         self.skips = {skip.exit_code: skip.message for skip in common_distributed.TEST_SKIPS.values()}
