@@ -124,12 +124,12 @@ Json what_acts_on_scripts() {
   Json allowed;
   for (const char* const key : kOfTheLoop) allowed["properties"][key] = false;
   allowed["properties"]["optimizations"] = {{"propertyNames", {{"enum", {"matmul", "operators"}}}}};
-  allowed["properties"]["entrypoint"] = Json::parse(R"({
+  allowed["properties"]["entrypoint"] = Json::parse(R"json({
     "anyOf": [
       {"type": "string", "pattern": "^\\s*['\"]?[^\\s'\"]*\\.py['\"]?(\\s|$)"},
       {"type": "array", "items": [{"type": "string", "pattern": "\\.py$"}]}
     ]
-  })");
+  })json");
   return if_then(is_given("as_is", {{"enum", {"exchange", "record"}}}), std::move(allowed));
 }
 
