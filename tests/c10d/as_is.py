@@ -120,13 +120,13 @@ class Torchrun(AsIsTest):
         recorded = self.run_script()
         self.assertEqual(recorded.returncode, 0, recorded.stderr)
         self.assertEqual(self.result(), expected)
-        run_dir, = (self.work.path / "runs").iterdir()
+        run_dir, = (self.work.path / "runs").glob("0*")
         self.check_exchange(self.check_records(run_dir, EPOCHS * BATCHES, 8))
 
     def test_an_exception_is_the_cause(self):
         failed = self.run_script("--fault", "raise")
         self.assertNotEqual(failed.returncode, 0)
-        run_dir, = (self.work.path / "runs").iterdir()
+        run_dir, = (self.work.path / "runs").glob("0*")
         self.assertIn("ValueError: planted", (run_dir / "events.jsonl").read_text() + failed.stderr)
 
 
