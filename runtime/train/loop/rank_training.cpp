@@ -47,12 +47,13 @@ void set_threads(const comm::World& world) {
 void warn_of_gpu_keys(const rank::RankSession& session) {
   const config::Optimizations& o = session.experiment().optimizations;
   const config::Optimizations unless_set;
-  const auto warn = [&](const char* key, bool value) {
+  const auto warn = [&](const char* key, const auto& value) {
     session.log()->warn("optimizations.{}: {} has no effect on CPUs", key, value);
   };
   if (session.world().rank != 0) return;
   if (o.tf32 != unless_set.tf32) warn("tf32", o.tf32);
   if (o.cudnn_benchmark != unless_set.cudnn_benchmark) warn("cudnn_benchmark", o.cudnn_benchmark);
+  if (o.attention != unless_set.attention) warn("attention", config::word_of(config::kAttentions, o.attention));
   if (o.cuda_graphs == config::CudaGraphs::kOn) warn("cuda_graphs", true);
 }
 
@@ -67,7 +68,7 @@ c10::Device open_rank_device(rank::RankSession& session) {
     return device;
   }
   const config::Optimizations& wanted = session.experiment().optimizations;
-  use_fast_paths(device, {wanted.tf32, wanted.cudnn_benchmark});
+  use_fast_paths(device, {wanted.tf32, wanted.cudnn_benchmark, wanted.attention});
   comm::NcclOptions options;
   options.device = device.index();
   options.current_stream = [device] { return native_handle(current_stream(device)); };
@@ -164,6 +165,8 @@ StepOptions step_options(const rank::RankSession& session, const TrialContext::W
   }
   options.fusion.cache_folder = session.cache_folder();
   options.fusion.batch_per_rank = session.batch_per_rank();
+  options.fusion.precision = config::word_of(config::kPrecisions, options.precision);
+  options.fusion.gpu = session.gpu_name();
   return options;
 }
 
@@ -243,17 +246,29 @@ void save_final(rank::RankSession& session, Trial& trial, const torch::nn::Modul
 
 }  // namespace
 
-bool RankTraining::open(int argc, char** argv, bool for_model) {
+std::unique_ptr<rank::RankSession> start_session(int argc, char** argv, bool for_model, int& exit_code) {
   rank::RankOptions options = rank::parse_rank_arguments(argc, argv);
   options.for_model = for_model;
   options.versions = {{"libtorch", TORCH_VERSION}};
-  keep_freed_memory();
   try {
-    session_ = rank::RankSession::start(options);
+    return rank::RankSession::start(options);
   } catch (const std::exception& error) {
-    exit_code_ = rank::exit_code_of(error);
-    return false;
+    exit_code = rank::exit_code_of(error);
+    return nullptr;
   }
+}
+
+void use_fast_operators(rank::RankSession& session) {
+  keep_freed_memory();
+  choose_rank_matmul(session);
+  set_threads(session.world());
+  if (session.experiment().optimizations.operators == config::Operators::kAuto) use_own_operators();
+}
+
+bool RankTraining::open(int argc, char** argv, bool for_model) {
+  keep_freed_memory();
+  session_ = start_session(argc, argv, for_model, exit_code_);
+  if (!session_) return false;
   try {
     open_device();
   } catch (...) {
