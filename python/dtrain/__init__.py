@@ -64,8 +64,9 @@ def _find_native(version: str) -> None:
 
 # Where the names of the package are.
 _PLACES = {"Callback": "trial", "ConfigError": "_native", "Context": "trial", "DataError": "_native", "Error": "_native", "Metric": "trial",
-           "Run": "run", "Session": "session", "Trial": "trial", "data": "data", "divided": "sample_division",
-           "divisible": "sample_division", "init": "session", "linear_cross_entropy": "losses", "run_trial": "trial"}
+           "Run": "run", "Session": "session", "Trial": "trial", "add_layer_norm": "norms", "add_rms_norm": "norms", "data": "data",
+           "divided": "sample_division", "divisible": "sample_division", "init": "session", "linear_cross_entropy": "losses",
+           "run_trial": "trial"}
 
 if _util.find_spec("torch") is not None:
     __all__ = list(_PLACES)
@@ -81,16 +82,16 @@ if _util.find_spec("torch") is not None:
         globals()[name] = module if name == _PLACES[name] else getattr(module, name)
         return globals()[name]
 
-    from . import data
-    from ._native import ConfigError, DataError, Error
-    from .losses import linear_cross_entropy
-    from .norms import add_layer_norm, add_rms_norm
-    from .sample_division import divided, divisible
-    from .session import Session, init
-    from .trial import Callback, Context, Metric, Trial, run_trial
-
-    __all__ = ["Callback", "ConfigError", "Context", "DataError", "Error", "Metric", "Run", "Session", "Trial",
-               "add_layer_norm", "add_rms_norm", "data", "divided", "divisible", "init", "linear_cross_entropy", "run_trial"]
+    # `import torch` loads the backends of torch.distributed, of which dtrain is one (torch_backend.py), and pays for no more than that.
+    if getattr(getattr(_sys.modules.get("torch"), "__spec__", None), "_initializing", False):
+        try:
+            _find_native(str(_sys.modules["torch"].__version__))  # for an import of one of the package's modules
+        except ImportError:
+            pass  # the first use of a name says so
+    else:
+        _name_user()
+        for _name in __all__:
+            __getattr__(_name)
 else:
     from .run import Run
 

@@ -18,10 +18,12 @@ import torch
 import torch.distributed as distributed
 
 from . import rank as rank_module
+from . import torch_backend
 from ._native import UnchangedScript
 from .step_hooks import StepHooks
 
 _store: Any = None  # of rank 0, which serves it as torchrun's agent would
+_stopped_by: str | None = None
 
 
 class _Stopped(BaseException):
@@ -47,19 +49,27 @@ def _set_variables(record: UnchangedScript) -> None:
 
 
 def _backend_in_place_of(backend: Any) -> str | None:
-    """The backend that takes its place; None: the one that the script has named stays."""
+    """The backend that takes its place; None: the one that the script has named stays.
+
+    NCCL refuses what gloo can do with tensors on GPUs, several ranks on one of them, so these stay with gloo.
+    """
     if backend is None:
         return "dtrain"
+    name = str(backend).lower()
+    if torch.cuda.is_available() and name in ("gloo", "nccl"):
+        return "cpu:dtrain,cuda:gloo" if name == "gloo" else "cuda:dtrain"
     parts = []
-    for part in str(backend).lower().split(","):
-        device, colon, name = part.rpartition(":")
-        parts.append(f"{device}{colon}{'dtrain' if name in ('gloo', 'nccl', 'mpi') else name}")
+    for part in name.split(","):
+        device, colon, theirs = part.rpartition(":")
+        ours = theirs in ("gloo", "nccl", "mpi") and (device, theirs) != ("cuda", "gloo")
+        parts.append(f"{device}{colon}{'dtrain' if ours else theirs}")
     changed = ",".join(parts)
-    return None if changed == str(backend).lower() else changed
+    return None if changed == name else changed
 
 
 def _take_process_groups(record: UnchangedScript) -> None:
     """``init_process_group()`` and ``new_group()`` make dtrain's groups."""
+    torch_backend._autoload()  # an installed dtrain has done so
     told: set[str] = set()
 
     def with_our_backend(make: Any, position: int) -> Any:
@@ -88,11 +98,26 @@ def _take_process_groups(record: UnchangedScript) -> None:
         setattr(distributed.distributed_c10d, name, ours)
 
 
-def _stop(reason: str) -> None:
+def stop(reason: str) -> None:
+    global _stopped_by
+    _stopped_by = reason
     raise _Stopped(reason)
 
 
-def _run(script: Path, record: UnchangedScript) -> str | None:
+def end(record: UnchangedScript, error: str | None) -> int:
+    """Ends the run of a script that has ended: by this error, or well. Returns the exit code."""
+    if error is not None and _stopped_by is not None:
+        error = f"it was stopped by {_stopped_by} after step {record.steps}; an unchanged script saves its own checkpoints"
+    if error is not None:
+        return record.fail("the script failed:\n" + error) or 1
+    if record.steps == 0:
+        record.warn("no step was found: the script has called no optimizer.step() after a backward()")
+    if record.world_size > 1 and not _has_had_groups():
+        record.warn(f"the script has made no process group: each of the {record.world_size} ranks has trained by itself")
+    return record.finish()
+
+
+def _run(script: Path) -> str | None:
     """Runs the script. Returns the error that ended it; None: it has ended well."""
     try:
         runpy.run_path(str(script), run_name="__main__")
@@ -102,8 +127,6 @@ def _run(script: Path, record: UnchangedScript) -> str | None:
         if not isinstance(leave.code, int):
             print(leave.code, file=sys.stderr)
         return f"it ended with sys.exit({leave.code!r})"
-    except _Stopped as stop:
-        return f"it was stopped by {stop} after step {record.steps}; an unchanged script saves its own checkpoints"
     except BaseException as error:
         return rank_module._without_ours(error)
     return None
@@ -119,22 +142,18 @@ def main() -> int:
     sys.path[0] = str(script.parent)
     sys.argv = [str(script), *own]
     state = torch.get_rng_state()
-    record = UnchangedScript([str(script), *rank_arguments])
+    record = UnchangedScript([str(script), *rank_arguments], faster=True)
     if not record.is_open:  # it has said why
         return record.exit_code
     torch.set_rng_state(state)
     _set_variables(record)
     if record.exchanges:
         _take_process_groups(record)
-    StepHooks(record, _stop)
-    error = _run(script, record)
-    if error is not None:
-        return record.fail("the script failed:\n" + error) or 1
-    if record.steps == 0:
-        record.warn("no step was found: the script has called no optimizer.step() after a backward()")
-    if record.world_size > 1 and not _has_had_groups():
-        record.warn(f"the script has made no process group: each of the {record.world_size} ranks has trained by itself")
-    return record.finish()
+    elif record.world_size > 1 and record.rank == 0:
+        record.info("--backend keep: the exchange of the script's process groups is not recorded apart from what it interrupts")
+    torch_backend.observer = record.observer
+    StepHooks(record, stop)
+    return end(record, _run(script))
 
 
 def _has_had_groups() -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import _native, exits, moving, optim, patches
+from . import _native, exits, moving, optim, patches, torchrun
 from .averages import AveragedBackward, LaterBackward
 from .collectives import Collectives
 from .data import DataSet, Loader
@@ -408,6 +408,9 @@ def init(experiment: str | os.PathLike[str] | None = None, *, run_dir: str | os.
     global _session
     if _session is not None:
         raise _native.ConfigError("dtrain.init() was called twice")
+    if torchrun.record is not None:
+        raise _native.ConfigError('init_process_group("dtrain") has begun the records of this script: call dtrain.init() before it, '
+                                  "or set DTRAIN_RECORD=false")
     arguments, contents = arguments_of(experiment, run_dir, settings, rank_arguments)
     _session = Session(arguments)
     if contents is not None:  # the run has a copy

@@ -17,6 +17,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/profile/recorder.h"
 #include "dtrain/rank/rank_session.h"
+#include "exchange_records.h"
 #include "loop/rank_training.h"
 #include "values.h"
 
@@ -26,26 +27,35 @@ namespace {
 namespace py = pybind11;
 using profile::Phase;
 
+constexpr const char* kObserver =
+    "dtrain::torch_distributed::Observer";  // python/torch_distributed/module.cpp takes it
+
 class UnchangedScript {
  public:
-  // Starts the rank. `arguments`: those of a rank program (program name, experiment file, options). Collective.
-  explicit UnchangedScript(std::vector<std::string> arguments) : arguments_(std::move(arguments)) {
+  // Starts the rank. `arguments`: those of a rank program (program name, experiment file, options). `faster`: with the
+  // operators that the experiment wants; otherwise the script computes as it would without records. Collective.
+  UnchangedScript(std::vector<std::string> arguments, bool faster) : arguments_(std::move(arguments)) {
     std::vector<char*> argv;
     for (std::string& argument : arguments_) argv.push_back(argument.data());
     argv.push_back(nullptr);
     session_ = train::start_session(static_cast<int>(arguments_.size()), argv.data(), /*for_model=*/false, exit_code_);
     if (!session_) return;
-    train::use_fast_operators(*session_);
+    exchange_ = std::make_unique<ExchangeRecords>(session_->recorder());
+    if (faster) train::use_fast_operators(*session_);
     if (is_first_rank()) session_->begin_events(0);
   }
 
   // A run that has not ended is abandoned with its process, as in a program that exits.
-  ~UnchangedScript() { static_cast<void>(session_.release()); }
+  ~UnchangedScript() {
+    static_cast<void>(session_.release());
+    static_cast<void>(exchange_.release());
+  }
 
   bool is_open() const { return session_ != nullptr; }
   int exit_code() const { return exit_code_; }
   const comm::World& world() const { return session_->world(); }
   std::string address() const { return session_->address(); }
+  torch_distributed::Observer& observer() { return *exchange_; }
   bool exchanges() const { return session_->experiment().as_is == config::AsIs::kExchange; }
 
   // Gives a value of rank 0 to all ranks. Collective.
@@ -54,20 +64,30 @@ class UnchangedScript {
     return session_->control().get("as-is/" + key);
   }
 
+  // Called in a process that was forked off the rank: it records nothing.
+  void abandon() { exchange_->close(); }
+
   // A step begins, in `phase`. One that is open and has not ended was none: a batch of an evaluation.
   void begin_step(Phase phase) {
+    if (!is_recording()) return;
     if (steps_ == 0 && !has_begun_) session_->recorder().mark(profile::RunMark::kInitializationEnd);
     has_begun_ = true;
     session_->set_step(steps_ + 1);
     session_->recorder().begin_step(steps_ + 1);
-    session_->recorder().switch_to(phase);
+    exchange_->begin_step();
+    switch_to(phase);
   }
 
   // Returns the phase before.
-  Phase switch_to(Phase phase) { return session_->recorder().switch_to(phase); }
+  Phase switch_to(Phase phase) {
+    if (!is_recording()) return Phase::kOther;
+    exchange_->begin_phase(phase);
+    return session_->recorder().switch_to(phase);
+  }
 
   // The open step ends. `samples`: of this rank; `loss`: of this rank, where it is known without waiting for a device.
   void end_step(std::int64_t samples, std::optional<double> loss, double learning_rate) {
+    if (!is_recording()) return;
     ++steps_;
     samples_ += samples;
     if (steps_ == 1 && samples > 0 && is_first_rank()) session_->use_global_batch_size(samples * world().size);
@@ -80,6 +100,7 @@ class UnchangedScript {
       if (steps_ % session_->experiment().scheduling_unit == 0) write_metrics();
       report_progress(loss);
     }
+    exchange_->end_step();
     session_->recorder().end_step({{samples}, /*exchanged=*/1, /*epoch=*/0});
   }
 
@@ -95,6 +116,7 @@ class UnchangedScript {
 
   // Ends the run of a script that has ended well. Returns the exit code. Collective.
   int finish() {
+    exchange_->close();
     session_->recorder().mark(profile::RunMark::kLoopEnd);
     if (is_first_rank()) write_metrics();
     exit_code_ = session_->finish(/*stopped=*/false, /*saved=*/false);
@@ -104,6 +126,7 @@ class UnchangedScript {
 
   // Ends the run of a script that has failed. Returns the exit code.
   int fail(const std::string& error) {
+    exchange_->close();
     exit_code_ = session_->fail(Error(error));
     session_.reset();
     return exit_code_;
@@ -111,6 +134,8 @@ class UnchangedScript {
 
  private:
   bool is_first_rank() const { return world().rank == 0; }
+  // Steps of other threads than the one that has begun the run are not recorded.
+  bool is_recording() const { return session_ && exchange_->is_open() && exchange_->is_training_thread(); }
 
   void write_metrics() {
     if (losses_counted_ == 0) return;
@@ -134,6 +159,7 @@ class UnchangedScript {
 
   std::vector<std::string> arguments_;
   std::unique_ptr<rank::RankSession> session_;
+  std::unique_ptr<ExchangeRecords> exchange_;
   int exit_code_ = 0;
   bool has_begun_ = false;
   std::int64_t steps_ = 0;
@@ -154,16 +180,18 @@ void add_unchanged_script(py::module_& module) {
       .value("EXCHANGE", Phase::kAllreduceWait)
       .value("UPDATE", Phase::kOptimizerStep)
       .value("OTHER", Phase::kOther);
-  script.def(py::init<std::vector<std::string>>(), Unlocked())
+  script.def(py::init<std::vector<std::string>, bool>(), py::arg("arguments"), py::arg("faster"), Unlocked())
       .def_property_readonly("is_open", &UnchangedScript::is_open)
       .def_property_readonly("exit_code", &UnchangedScript::exit_code)
       .def_property_readonly("exchanges", &UnchangedScript::exchanges)
       .def_property_readonly("address", &UnchangedScript::address)
+      .def_property_readonly("observer", [](UnchangedScript& of) { return py::capsule(&of.observer(), kObserver); })
       .def_property_readonly("rank", [](const UnchangedScript& of) { return of.world().rank; })
       .def_property_readonly("world_size", [](const UnchangedScript& of) { return of.world().size; })
       .def_property_readonly("local_rank", [](const UnchangedScript& of) { return of.world().local_rank; })
       .def_property_readonly("local_size", [](const UnchangedScript& of) { return of.world().local_size; })
       .def("from_rank_0", &UnchangedScript::from_rank_0, Unlocked())
+      .def("abandon", &UnchangedScript::abandon)
       .def("begin_step", &UnchangedScript::begin_step)
       .def("switch_to", &UnchangedScript::switch_to)
       .def("end_step", &UnchangedScript::end_step)

@@ -88,7 +88,8 @@ WorkPtr make_work(const std::shared_ptr<Group>& group, const std::shared_ptr<Lan
                                                          .inputs = std::move(call.inputs),
                                                          .outputs = std::move(call.outputs),
                                                          .timeout = call.timeout,
-                                                         .members = std::move(members)});
+                                                         .members = std::move(members),
+                                                         .group_size = group->size()});
 }
 
 void start(Lane& lane, bool is_async) {
@@ -103,6 +104,7 @@ WorkPtr run(const std::shared_ptr<Group>& group, Call call,
             const std::function<void(GroupWork::Parts&, comm::Communicator&)>& issue) {
   const bool is_async = call.is_async;
   const WorkPtr work = make_work(group, group, call, {});
+  const Waiting waiting(*work);
   group->submit(work, [&] {
     work->set_sequence(group->next_sequence());
     issue(work->parts(), group->communicator());
@@ -116,6 +118,7 @@ WorkPtr deliver(const std::shared_ptr<Group>& group, Call call,
   const bool is_async = call.is_async;
   const std::shared_ptr<MailLane>& mail = group->mail();
   const WorkPtr work = make_work(group, mail, call, group->members());
+  const Waiting waiting(*work);
   if (!c10d::isP2POp(work->retrieveOpType())) work->set_sequence(group->next_sequence());
   if (const std::exception_ptr error = group->error()) std::rethrow_exception(error);
   mail->submit(work, [&] { issue(work->parts(), mail->mailbox()); });

@@ -10,9 +10,7 @@
 namespace dtrain::torch_distributed {
 namespace {
 
-using Tensors = DeviceBackend::Tensors;
-
-std::int64_t bytes_of(const Tensors& tensors) {
+std::int64_t bytes_in(const DeviceBackend::Tensors& tensors) {
   std::int64_t bytes = 0;
   for (const at::Tensor& tensor : tensors) {
     if (tensor.layout() == at::kStrided) bytes += static_cast<std::int64_t>(tensor.nbytes());
@@ -20,15 +18,21 @@ std::int64_t bytes_of(const Tensors& tensors) {
   return bytes;
 }
 
-const Tensors& first_of(const std::vector<Tensors>& lists) {
-  static const Tensors none;
-  return lists.empty() ? none : lists.front();
+std::int64_t bytes_in(const std::vector<DeviceBackend::Tensors>& lists) {
+  std::int64_t bytes = 0;
+  for (const DeviceBackend::Tensors& tensors : lists) bytes += bytes_in(tensors);
+  return bytes;
 }
 
-std::int64_t bytes_of(const std::vector<Tensors>& lists) {
-  std::int64_t bytes = 0;
-  for (const Tensors& tensors : lists) bytes += bytes_of(tensors);
-  return bytes;
+// The program's group has the backend as its part, and would never be destroyed.
+template <class Group>
+void forget_program(Group& group) {
+  if constexpr (requires { group.process_group; }) group.process_group.reset();
+}
+
+template <class Group>
+void forget_parent(Group& group) {
+  if constexpr (requires { group.split_from; }) group.split_from.reset();
 }
 
 bool is_made_for(const DeviceBackend::OptionsPtr& options) {
@@ -48,9 +52,7 @@ DeviceBackend::DeviceBackend(c10d::DistributedBackendOptions group, Parts parts,
       last_child_(Part()) {
   options_->group_name = group_.group_id;
   options_->global_ranks_in_group.assign(group_.global_ranks_in_group.begin(), group_.global_ranks_in_group.end());
-  // The group of the program has this one as its part, and would never be destroyed.
-  group_.process_group.reset();
-  group_.split_from.reset();
+  forget_program(group_);
   if (parts.device) std::call_once(once_, [&] { adopt(std::move(parts.device), parts.kind); });
 }
 
@@ -72,6 +74,7 @@ c10d::Backend& DeviceBackend::made_part() const {
 void DeviceBackend::adopt(Part part, c10::Device device) {
   if (!pg_uid_.empty()) part->setGroupUid(pg_uid_);
   part->setGroupDesc(pg_desc_);
+  if (bound_device_id_) part->setBoundDeviceId(bound_device_id_);
   kind_ = device;
   records_ = std::make_shared<DeviceRecords>(*part, device);
   const std::scoped_lock lock(mutex_);
@@ -85,7 +88,8 @@ c10d::Backend& DeviceBackend::part_for(c10::Device device) {
     c10d::DistributedBackendOptions group = group_;
     group.store = c10::make_intrusive<c10d::PrefixStore>("device", group_.store);
     group.timeout = options_->timeout;
-    adopt(make_(group, given_, device), device);
+    adopt(make_(group, given_, device, bound_device_id_.has_value()), device);
+    forget_parent(group_);
   });
   return *device_;
 }
@@ -133,10 +137,9 @@ void DeviceBackend::shutdown() {
 }
 
 void DeviceBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
-  made_part();
+  c10d::Backend& part = made_part();
   onCompletionHook_ = hook;  // hasHooks() looks at it
-  if (records_ && records_->set_hook(hook)) return;
-  made_part().registerOnCompletionHook(std::move(hook));
+  if (!records_->set_hook(hook)) part.registerOnCompletionHook(std::move(hook));
 }
 
 void DeviceBackend::waitForPendingWorks() {
@@ -158,16 +161,17 @@ DeviceBackend::Part DeviceBackend::split(const c10::intrusive_ptr<c10d::Store>& 
     parts.host = host_->split(c10::make_intrusive<c10d::PrefixStore>("host", store), ranks, plain);
   }
   last_split_ = options->group_name;
-  c10d::DistributedBackendOptions group{store, 0, static_cast<int>(ranks.size()), options->timeout,
-                                        options->group_name, {}};
+  last_child_ = c10::weak_intrusive_ptr<c10d::Backend>(Part());
+  c10d::DistributedBackendOptions group;
+  group.store = store;
+  group.group_size = static_cast<int>(ranks.size());
+  group.timeout = options->timeout;
+  group.group_id = options->group_name;
   if (const Part part = device_part()) {
     parts.kind = kind_;
     parts.device = part->split(c10::make_intrusive<c10d::PrefixStore>("device", store), ranks, options);
   }
-  if (place == ranks.end()) {
-    last_child_ = c10::weak_intrusive_ptr<c10d::Backend>(Part());
-    return nullptr;
-  }
+  if (place == ranks.end()) return nullptr;
   group.group_rank = static_cast<int>(place - ranks.begin());
   const auto& names = group_.global_ranks_in_group;
   for (const int rank : ranks) {
@@ -265,90 +269,90 @@ DeviceBackend::WorkPtr DeviceBackend::issue_on(c10::Device device, const Operati
 }
 
 DeviceBackend::WorkPtr DeviceBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  return issue({"broadcast", tensors, bytes_of(tensors), options.asyncOp},
+  return issue({"broadcast", tensors, bytes_in(tensors), options.asyncOp},
                [&](c10d::Backend& part) { return part.broadcast(tensors, options); });
 }
 
 DeviceBackend::WorkPtr DeviceBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  return issue({"all_reduce", tensors, bytes_of(tensors), options.asyncOp},
+  return issue({"all_reduce", tensors, bytes_in(tensors), options.asyncOp},
                [&](c10d::Backend& part) { return part.allreduce(tensors, options); });
 }
 
 DeviceBackend::WorkPtr DeviceBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  return issue({"sparse_all_reduce", tensors, bytes_of(tensors), options.asyncOp},
+  return issue({"sparse_all_reduce", tensors, bytes_in(tensors), options.asyncOp},
                [&](c10d::Backend& part) { return part.allreduce_sparse(tensors, options); });
 }
 
 DeviceBackend::WorkPtr DeviceBackend::allreduce_coalesced(Tensors& tensors,
                                                           const c10d::AllreduceCoalescedOptions& options) {
-  return issue({"all_reduce", tensors, bytes_of(tensors), options.asyncOp},
+  return issue({"all_reduce", tensors, bytes_in(tensors), options.asyncOp},
                [&](c10d::Backend& part) { return part.allreduce_coalesced(tensors, options); });
 }
 
 DeviceBackend::WorkPtr DeviceBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  return issue({"reduce", tensors, bytes_of(tensors), options.asyncOp},
+  return issue({"reduce", tensors, bytes_in(tensors), options.asyncOp},
                [&](c10d::Backend& part) { return part.reduce(tensors, options); });
 }
 
 DeviceBackend::WorkPtr DeviceBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                 const c10d::AllgatherOptions& options) {
-  return issue({"all_gather", inputs, bytes_of(outputs), options.asyncOp},
+  return issue({"all_gather", inputs, bytes_in(outputs), options.asyncOp},
                [&](c10d::Backend& part) { return part.allgather(outputs, inputs, options); });
 }
 
 DeviceBackend::WorkPtr DeviceBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                       const c10d::AllgatherOptions& options) {
-  return issue({"all_gather", {input}, bytes_of({output}), options.asyncOp},
+  return issue({"all_gather", {input}, bytes_in({output}), options.asyncOp},
                [&](c10d::Backend& part) { return part._allgather_base(output, input, options); });
 }
 
 DeviceBackend::WorkPtr DeviceBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                                           const c10d::AllgatherOptions& options) {
-  return issue({"all_gather", inputs, bytes_of(outputs), options.asyncOp},
+  return issue({"all_gather", inputs, bytes_in(outputs), options.asyncOp},
                [&](c10d::Backend& part) { return part.allgather_coalesced(outputs, inputs, options); });
 }
 
 DeviceBackend::WorkPtr DeviceBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                       const c10d::AllgatherOptions& options) {
-  return issue({"all_gather", inputs, bytes_of(outputs), options.asyncOp}, [&](c10d::Backend& part) {
+  return issue({"all_gather", inputs, bytes_in(outputs), options.asyncOp}, [&](c10d::Backend& part) {
     return part.allgather_into_tensor_coalesced(outputs, inputs, options);
   });
 }
 
 DeviceBackend::WorkPtr DeviceBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                      const c10d::ReduceScatterOptions& options) {
-  return issue({"reduce_scatter", outputs, bytes_of(inputs), options.asyncOp},
+  return issue({"reduce_scatter", outputs, bytes_in(inputs), options.asyncOp},
                [&](c10d::Backend& part) { return part.reduce_scatter(outputs, inputs, options); });
 }
 
 DeviceBackend::WorkPtr DeviceBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                            const c10d::ReduceScatterOptions& options) {
-  return issue({"reduce_scatter", {output}, bytes_of({input}), options.asyncOp},
+  return issue({"reduce_scatter", {output}, bytes_in({input}), options.asyncOp},
                [&](c10d::Backend& part) { return part._reduce_scatter_base(output, input, options); });
 }
 
 DeviceBackend::WorkPtr DeviceBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                       const c10d::ReduceScatterOptions& options) {
-  return issue({"reduce_scatter", outputs, bytes_of(inputs), options.asyncOp}, [&](c10d::Backend& part) {
+  return issue({"reduce_scatter", outputs, bytes_in(inputs), options.asyncOp}, [&](c10d::Backend& part) {
     return part.reduce_scatter_tensor_coalesced(outputs, inputs, options);
   });
 }
 
 DeviceBackend::WorkPtr DeviceBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                              const c10d::GatherOptions& options) {
-  return issue({"gather", inputs, std::max(bytes_of(outputs), bytes_of(inputs)), options.asyncOp},
+  return issue({"gather", inputs, std::max(bytes_in(outputs), bytes_in(inputs)), options.asyncOp},
                [&](c10d::Backend& part) { return part.gather(outputs, inputs, options); });
 }
 
 DeviceBackend::WorkPtr DeviceBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                               const c10d::ScatterOptions& options) {
-  return issue({"scatter", outputs, std::max(bytes_of(outputs), bytes_of(inputs)), options.asyncOp},
+  return issue({"scatter", outputs, std::max(bytes_in(outputs), bytes_in(inputs)), options.asyncOp},
                [&](c10d::Backend& part) { return part.scatter(outputs, inputs, options); });
 }
 
 DeviceBackend::WorkPtr DeviceBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                                const c10d::AllToAllOptions& options) {
-  return issue({"all_to_all", inputs.empty() ? outputs : inputs, std::max(bytes_of(outputs), bytes_of(inputs)),
+  return issue({"all_to_all", inputs.empty() ? outputs : inputs, std::max(bytes_in(outputs), bytes_in(inputs)),
                 options.asyncOp},
                [&](c10d::Backend& part) { return part.alltoall(outputs, inputs, options); });
 }
@@ -357,24 +361,24 @@ DeviceBackend::WorkPtr DeviceBackend::alltoall_base(at::Tensor& output, at::Tens
                                                     std::vector<std::int64_t>& output_sizes,
                                                     std::vector<std::int64_t>& input_sizes,
                                                     const c10d::AllToAllOptions& options) {
-  return issue({"all_to_all", {input}, std::max(bytes_of({output}), bytes_of({input})), options.asyncOp},
+  return issue({"all_to_all", {input}, std::max(bytes_in({output}), bytes_in({input})), options.asyncOp},
                [&](c10d::Backend& part) {
                  return part.alltoall_base(output, input, output_sizes, input_sizes, options);
                });
 }
 
 DeviceBackend::WorkPtr DeviceBackend::send(Tensors& tensors, int to, int tag) {
-  return issue({.name = "send", .tensors = tensors, .bytes = bytes_of(tensors), .is_message = true},
+  return issue({.name = "send", .tensors = tensors, .bytes = bytes_in(tensors), .is_message = true},
                [&](c10d::Backend& part) { return part.send(tensors, to, tag); });
 }
 
 DeviceBackend::WorkPtr DeviceBackend::recv(Tensors& tensors, int from, int tag) {
-  return issue({.name = "recv", .tensors = tensors, .bytes = bytes_of(tensors), .is_message = true},
+  return issue({.name = "recv", .tensors = tensors, .bytes = bytes_in(tensors), .is_message = true},
                [&](c10d::Backend& part) { return part.recv(tensors, from, tag); });
 }
 
 DeviceBackend::WorkPtr DeviceBackend::recvAnysource(Tensors& tensors, int tag) {
-  return issue({.name = "recv", .tensors = tensors, .bytes = bytes_of(tensors), .is_message = true},
+  return issue({.name = "recv", .tensors = tensors, .bytes = bytes_in(tensors), .is_message = true},
                [&](c10d::Backend& part) { return part.recvAnysource(tensors, tag); });
 }
 
@@ -405,7 +409,7 @@ void DeviceBackend::setBoundDeviceId(std::optional<at::Device> device) {
 
 DeviceBackend::WorkPtr DeviceBackend::gather_single(at::Tensor& output, at::Tensor& input,
                                                     const c10d::GatherOptions& options) {
-  return issue({"gather", {input}, bytes_of({input}) * size_, options.asyncOp},
+  return issue({"gather", {input}, bytes_in({input}) * size_, options.asyncOp},
                [&](c10d::Backend& part) { return part.gather_single(output, input, options); });
 }
 

@@ -12,9 +12,9 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr std::size_t kMostPending = 4'096;  // what never ends, in a captured graph say, must not pile up
+constexpr std::size_t kMostRecords = 4'096;  // what never ends, in a captured graph say, must not pile up
 
-std::int64_t now_ns() {
+std::int64_t host_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(steady_clock::now().time_since_epoch()).count();
 }
 
@@ -64,13 +64,13 @@ DeviceRecords::Source DeviceRecords::attach() {
     group_.enableCollectivesTiming();
     const std::weak_ptr<DeviceRecords> weak = weak_from_this();
     const bool has_hooks = reports_completions(group_, [weak](std::uint64_t key, double milliseconds) {
-      if (const auto self = weak.lock()) self->report({key, to_ns(milliseconds), now_ns()});
+      if (const auto self = weak.lock()) self->report({key, to_ns(milliseconds), host_ns()});
     });
     if (has_hooks) return Source::kHooks;
     group_.registerOnCompletionHook([weak](std::shared_ptr<c10d::WorkInfo> work) {
       const auto self = weak.lock();
       if (!self) return;
-      self->report({sequence_key(work->opType, work->seq), to_ns(1e3 * work->activeDuration.count()), now_ns()});
+      self->report({sequence_key(work->opType, work->seq), to_ns(1e3 * work->activeDuration.count()), host_ns()});
       Hook hook;
       {
         const std::scoped_lock lock(self->mutex_);
@@ -104,7 +104,7 @@ DeviceRecords::RecordPtr DeviceRecords::begin(const char* name, std::uint64_t se
                    .bytes = bytes,
                    .group_size = group_.getSize(),
                    .bucket = observer->bucket(),
-                   .enqueued_ns = now_ns()};
+                   .enqueued_ns = host_ns()};
   record->is_sync = is_sync;
   if (device_.is_cpu()) return record;
   const c10::Stream stream = current_stream(device_);
@@ -120,7 +120,7 @@ void DeviceRecords::record_event(DeviceRecord& record, const c10::Stream& stream
     previous_.emplace(device_.type(), kWithTimes);
     previous_->record(stream);
     previous_->synchronize();
-    previous_ns_ = now_ns();
+    previous_ns_ = host_ns();
   }
   if (spare_.empty()) {
     record.ready.emplace(device_.type(), kWithTimes);
@@ -147,7 +147,7 @@ void DeviceRecords::issued(RecordPtr record, const c10::intrusive_ptr<c10d::Work
     key = key_of(*work);
     pending_.insert_or_assign(key, std::move(record));
     order_.push_back(key);
-    while (pending_.size() > kMostPending || !pending_.contains(order_.front())) {
+    while (pending_.size() > kMostRecords || !pending_.contains(order_.front())) {
       pending_.erase(order_.front());
       order_.pop_front();
     }
@@ -156,7 +156,7 @@ void DeviceRecords::issued(RecordPtr record, const c10::intrusive_ptr<c10d::Work
   work->getFuture()->addCallback(
       [weak = weak_from_this(), key](c10::ivalue::Future& future) {
         const auto self = weak.lock();
-        if (self && !future.hasError()) self->report({key, 0, now_ns()});
+        if (self && !future.hasError()) self->report({key, 0, host_ns()});
       },
       /*uses_future=*/false);
 }

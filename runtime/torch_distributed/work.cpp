@@ -4,11 +4,14 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <optional>
+#include <string_view>
 #include <thread>
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "lane.h"
@@ -30,6 +33,25 @@ constexpr unsigned kLooksUntilLeft = kYieldingLooks + 1'000;  // then a rank tha
 constexpr std::chrono::milliseconds kBlocked{50};
 constexpr std::chrono::seconds kBlockedAtEnd{10};
 
+std::atomic<Observer*> the_observer{nullptr};
+
+std::int64_t now_ns() {
+  return std::chrono::duration_cast<Nanoseconds>(steady_clock::now().time_since_epoch()).count();
+}
+
+std::int64_t bytes_of(const Tensors& tensors) {
+  std::int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.layout() == at::kStrided) bytes += static_cast<std::int64_t>(tensor.nbytes());
+  }
+  return bytes;
+}
+
+// "all_reduce" of "dtrain:all_reduce"
+std::string_view name_in(std::string_view title) {
+  return title.substr(title.find(':') + 1);
+}
+
 bool same_time(const timespec& a, const timespec& b) {
   return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
 }
@@ -43,6 +65,27 @@ struct RunningCallbacks {
 };
 
 }  // namespace
+
+void observe(Observer& observer) {
+  the_observer.store(&observer, std::memory_order_release);
+}
+
+Observer* current_observer() {
+  return the_observer.load(std::memory_order_acquire);
+}
+
+Waiting::Waiting(GroupWork& work) : work_(work), observer_([] {
+  Observer* const observer = the_observer.load(std::memory_order_acquire);
+  return observer != nullptr && observer->begin_wait() ? observer : nullptr;
+}()) {
+  if (observer_ != nullptr) work_.waited_since_ns_ = now_ns();
+}
+
+Waiting::~Waiting() {
+  if (observer_ == nullptr) return;
+  work_.waited_ns_ += now_ns() - work_.waited_since_ns_.exchange(0);
+  observer_->end_wait();
+}
 
 // A thread within a backward pass that has asked for futures. Used with the mutexes of their works held, and by the
 // thread of Progress that helps.
@@ -79,9 +122,18 @@ struct BackwardPass {
 GroupWork::GroupWork(Setup setup)
     : Work(setup.rank, setup.type, setup.title, setup.inputs),
       lane_(std::move(setup.lane)),
+      title_(setup.title),
       outputs_(std::move(setup.outputs)),
       timeout_(setup.timeout),
-      members_(std::move(setup.members)) {}
+      members_(std::move(setup.members)) {
+  Observer* const observer = the_observer.load(std::memory_order_acquire);
+  if (observer == nullptr) return;
+  facts_ = {.name = name_in(setup.title),
+            .bytes = std::max(bytes_of(setup.inputs), bytes_of(outputs_)),
+            .group_size = setup.group_size,
+            .bucket = observer->bucket(),
+            .enqueued_ns = now_ns()};
+}
 
 bool GroupWork::test() {
   return std::all_of(parts_.works.begin(), parts_.works.end(), [](comm::Work& work) { return work.test(); });
@@ -102,6 +154,8 @@ bool GroupWork::isCompleted() {
 bool GroupWork::wait(milliseconds timeout) {
   // PyTorch's default is the work's own deadline, after which the group has failed. A caller's deadline is the caller's.
   const bool is_callers = timeout != kNoTimeout && timeout < timeout_;
+  std::optional<Waiting> waiting;
+  if (!is_over()) waiting.emplace(*this);
   const auto until = steady_clock::now() + (is_callers ? timeout : timeout_);
   Progress& progress = Progress::instance();
   for (unsigned looks = 0; !is_over(); ++looks) {
@@ -116,23 +170,24 @@ bool GroupWork::wait(milliseconds timeout) {
     std::this_thread::sleep_for(kSleep);
     if (looks % kSleepsPerCheck != 0) continue;
     if (steady_clock::now() > until) {
-      const std::string why = "timed out after " + format_duration(is_callers ? timeout : timeout_);
+      const std::string why = "Timed out after " + format_duration(is_callers ? timeout : timeout_);
       if (is_callers) throw comm::TimedOut(text_of(why));
       give_up(why);
     } else if (looks > kLooksUntilLeft) {
       for (const comm::MissingRank& one : lane_->missing(*this)) {
         if (lane_->state_of(one.rank) == comm::PeerState::kFinished) {
-          give_up("waits for a rank that has left (its process group was destroyed, or its process ended)");
+          give_up("it waits for a rank that has left (its process group was destroyed, or its process ended)");
         }
       }
     }
   }
+  waiting.reset();
   complete_future();
   return Work::wait(kNoTimeout);  // returns at once, or throws the error
 }
 
 std::string GroupWork::text_of(const std::string& why) const {
-  std::string text = "dtrain: " + c10d::opTypeToString(opType_) + " #" + std::to_string(sequence_) + " " + why;
+  std::string text = title_ + (sequence_ == 0 ? std::string() : " #" + std::to_string(sequence_)) + ": " + why;
   std::string missing;
   for (const comm::MissingRank& one : lane_->missing(*this)) {
     missing += (missing.empty() ? "; missing: rank " : "; rank ") + std::to_string(lane_->name_of(one.rank)) + " " +
@@ -150,7 +205,7 @@ void GroupWork::give_up(const std::string& why) {
 }
 
 void GroupWork::abort() {
-  give_up("was aborted");
+  give_up("it was aborted");
 }
 
 int GroupWork::sourceRank() const {
@@ -174,10 +229,26 @@ void GroupWork::end() {
       error_ = std::current_exception();
     }
   }
+  if (facts_.enqueued_ns != 0 && !error_) tell(*the_observer.load(std::memory_order_acquire));
   parts_ = {};
   finish(error_);
   const std::scoped_lock lock(future_mutex_);
   over_.store(true, std::memory_order_release);
+}
+
+void GroupWork::tell(Observer& observer) const {
+  EndedOperation operation = facts_;
+  operation.sequence = sequence_;
+  operation.ended_ns = now_ns();
+  operation.started_ns = operation.ended_ns;
+  for (const comm::Work& work : parts_.works) {
+    const std::int64_t started_ns = work.timing().started.count();
+    if (started_ns != 0) operation.started_ns = std::min(operation.started_ns, started_ns);
+  }
+  operation.started_ns = std::max(operation.started_ns, operation.enqueued_ns);
+  const std::int64_t since_ns = waited_since_ns_;
+  operation.exposed_ns = waited_ns_ + (since_ns != 0 ? operation.ended_ns - since_ns : 0);
+  observer.ended(operation);
 }
 
 bool GroupWork::is_of_backward() {

@@ -16,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "dtrain/comm/communicator.h"
+#include "dtrain/torch_distributed/observer.h"
 
 namespace dtrain::torch_distributed {
 
@@ -45,10 +46,11 @@ class GroupWork final : public c10d::Work {
     std::shared_ptr<Lane> lane;
     int rank = 0;  // in the group
     c10d::OpType type = c10d::OpType::UNKNOWN;
-    const char* title = nullptr;  // static: of PyTorch's profiler
+    const char* title = "";  // in PyTorch's profiler, and in errors
     Tensors inputs, outputs;
     milliseconds timeout{};
     std::vector<int> members;  // of the group, as the lane numbers ranks; empty: 0, 1, …
+    int group_size = 1;
   };
   explicit GroupWork(Setup setup);
 
@@ -79,11 +81,15 @@ class GroupWork final : public c10d::Work {
   void complete_future();
 
  private:
+  friend class Waiting;
+
   void write_outputs();
+  void tell(Observer& observer) const;
   void give_up(const std::string& why);
   std::string text_of(const std::string& why) const;
 
   const std::shared_ptr<Lane> lane_;
+  const std::string title_;
   const Tensors outputs_;
   const milliseconds timeout_;
   const std::vector<int> members_;
@@ -93,6 +99,10 @@ class GroupWork final : public c10d::Work {
   std::exception_ptr error_;
   std::atomic<bool> over_{false};
 
+  // For an observer.
+  EndedOperation facts_;
+  std::atomic<std::int64_t> waited_ns_{0}, waited_since_ns_{0};
+
   std::mutex future_mutex_;  // guards what follows
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   bool completed_future_ = false;
@@ -100,6 +110,18 @@ class GroupWork final : public c10d::Work {
 };
 
 using WorkPtr = c10::intrusive_ptr<GroupWork>;
+
+// While it lives, the calling thread waits for the work or carries it out.
+class Waiting {
+ public:
+  explicit Waiting(GroupWork& work);
+  ~Waiting();
+  Waiting& operator=(Waiting&&) = delete;
+
+ private:
+  GroupWork& work_;
+  Observer* const observer_;  // null: nobody counts it
+};
 
 // Several operations as one.
 class JoinedWork final : public c10d::Work {

@@ -1,6 +1,6 @@
 """`dtrain run --as-is`: an unchanged script of torch.distributed gives what it gives under torchrun, and its steps are recorded.
 
-    as_is.py BIN_FOLDER [Records|Ends]
+    as_is.py BIN_FOLDER [Records|Torchrun|Ends]
 """
 import json
 import subprocess
@@ -17,6 +17,7 @@ import harness
 
 SCRIPT = HERE / "ddp_script.py"
 EPOCHS, BATCHES = 2, 6  # of each of two ranks
+PARAMETERS = 20 * 64 + 64 + 64 + 1
 
 
 class AsIsTest(harness.WorkplaceTest):
@@ -35,13 +36,11 @@ class AsIsTest(harness.WorkplaceTest):
         return json.loads(self.out.read_text())
 
 
-class Records(AsIsTest):
-    def check_steps(self, result, steps, samples, ranks=2):
-        result.expect(0)
-        summary = json.loads(subprocess.run([harness.BUILD.program("dtrain"), "summary", "--json", result.run_dir], check=True,
+    def check_records(self, run_dir, steps, samples, ranks=2):
+        summary = json.loads(subprocess.run([harness.BUILD.program("dtrain"), "summary", "--json", run_dir], check=True,
                                             capture_output=True, text=True).stdout)
         self.assertEqual(summary["steps"], steps, summary)
-        lines = [json.loads(line) for file in sorted((Path(result.run_dir) / "profile").glob("rank-*.jsonl"))
+        lines = [json.loads(line) for file in sorted((Path(run_dir) / "profile").glob("rank-*.jsonl"))
                  for line in file.read_text().splitlines()]
         recorded = [line for line in lines if line["record"] == "step"]
         self.assertEqual(len(recorded), steps * ranks)
@@ -50,6 +49,26 @@ class Records(AsIsTest):
             phases = line["phases"]
             for phase in ("dataloader_next", "train_batch.forward", "train_batch.backward", "optimizer_step"):
                 self.assertGreater(phases[phase], 0, line)
+        return lines
+
+    def check_exchange(self, lines):
+        """DistributedDataParallel's all-reduces of dtrain's groups: in each step of each rank one that has all gradients."""
+        steps = [line for line in lines if line["record"] == "step"]
+        exchanges = [line for line in lines if line["record"] == "collective" and line["bucket"] >= 0]
+        self.assertEqual(len(exchanges), len(steps))
+        for line in exchanges:
+            self.assertEqual((line["operation"], line["bucket"], line["world_size"], line["bytes"]), ("all_reduce", 0, 2, 4 * PARAMETERS))
+            self.assertLessEqual(line["enqueued_ns"], line["started_ns"])
+            self.assertLessEqual(line["started_ns"], line["ended_ns"])
+            self.assertGreater(line["exposed_ns"], 0)
+        for step in steps:
+            self.assertGreater(step["phases"]["allreduce_wait"], 0, step)
+
+
+class Records(AsIsTest):
+    def check_steps(self, result, steps, samples, ranks=2):
+        result.expect(0)
+        return self.check_records(result.run_dir, steps, samples, ranks)
 
     def test_with_its_own_backend(self):
         plain = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", SCRIPT, self.out], text=True,
@@ -57,15 +76,17 @@ class Records(AsIsTest):
         self.assertEqual(plain.returncode, 0, plain.stderr)
         expected = self.result()
         result = self.run_as_is("--backend", "keep", "--plain")
-        self.check_steps(result, EPOCHS * BATCHES, 8)
+        lines = self.check_steps(result, EPOCHS * BATCHES, 8)
+        self.assertFalse([line for line in lines if line["record"] == "collective"])
+        self.assertIn("--backend keep: the exchange", result.output)
         self.assertEqual(self.result(), expected)
         plan = result.json("plan.json")
         self.assertEqual(plan["global_batch_size"], 16)
         self.assertEqual(plan["optimizer"]["kind"], "AdamW")
-        self.assertEqual(plan["model"]["parameters"], 20 * 64 + 64 + 64 + 1)
+        self.assertEqual(plan["model"], {"parameters": PARAMETERS, "tensors": 4, "dtype": "float32"})
 
         ours = self.run_as_is("--plain")
-        self.check_steps(ours, EPOCHS * BATCHES, 8)
+        self.check_exchange(self.check_steps(ours, EPOCHS * BATCHES, 8))
         found = self.result()
         self.assertEqual(found.pop("backend"), "dtrain")
         expected.pop("backend")
@@ -80,6 +101,33 @@ class Records(AsIsTest):
 
     def test_one_rank(self):
         self.check_steps(self.run_as_is(slots=1), EPOCHS * BATCHES * 2, 8, ranks=1)
+
+
+class Torchrun(AsIsTest):
+    """The same records without dtrain's launcher: the script has the one line, and torchrun starts it."""
+
+    def run_script(self, *arguments, **variables):
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", SCRIPT, self.out, "--backend", "dtrain",
+                   *arguments]
+        return subprocess.run(command, cwd=self.work.path, text=True, capture_output=True,
+                              env=harness.environment(**package.of(harness.BUILD), **variables))
+
+    def test_the_run_is_recorded(self):
+        plain = self.run_script(DTRAIN_RECORD="false")
+        self.assertEqual(plain.returncode, 0, plain.stderr)
+        self.assertFalse((self.work.path / "runs").exists())
+        expected = self.result()
+        recorded = self.run_script()
+        self.assertEqual(recorded.returncode, 0, recorded.stderr)
+        self.assertEqual(self.result(), expected)
+        run_dir, = (self.work.path / "runs").iterdir()
+        self.check_exchange(self.check_records(run_dir, EPOCHS * BATCHES, 8))
+
+    def test_an_exception_is_the_cause(self):
+        failed = self.run_script("--fault", "raise")
+        self.assertNotEqual(failed.returncode, 0)
+        run_dir, = (self.work.path / "runs").iterdir()
+        self.assertIn("ValueError: planted", (run_dir / "events.jsonl").read_text() + failed.stderr)
 
 
 class Ends(AsIsTest):

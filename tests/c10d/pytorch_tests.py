@@ -24,7 +24,13 @@ from pathlib import Path
 
 import group_ranks
 import torch.distributed as dist
-from torch.testing._internal import common_distributed
+
+with contextlib.suppress(ImportError):
+    import expecttest
+if "expecttest" not in sys.modules:  # PyTorch's helpers import it; the tests here do not use it
+    sys.modules["expecttest"] = types.ModuleType("expecttest")
+    sys.modules["expecttest"].TestCase = unittest.TestCase
+from torch.testing._internal import common_distributed  # noqa: E402
 
 NAME = "torch.testing._internal.distributed.distributed_test"
 LIMIT, GRACE = 60, 8  # seconds of a test; of the other ranks after the first has failed
@@ -59,6 +65,7 @@ class Suite:
     def __init__(self, backend: str, ranks: int, folder: str) -> None:
         self.backend, self.ranks, self.folder = backend, ranks, folder
         os.environ.update(BACKEND=backend, WORLD_SIZE=str(ranks), OMP_NUM_THREADS="1", TEMP_DIR=folder, MASTER_ADDR="localhost",
+                          DTRAIN_RECORD="false",
                           INIT_METHOD=f"file://{folder}/shared")
         self.module = load(backend)
         self.skips = {skip.exit_code: skip.message for skip in common_distributed.TEST_SKIPS.values()}

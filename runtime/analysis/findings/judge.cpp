@@ -25,7 +25,7 @@ using Findings = std::vector<Finding>;
 Findings find_leaks(const Run&), find_cpu_quota(const Run&), find_stalling(const Run&), find_uneven_shard(const Run&),
     find_slow_ranks(const Run&), find_loader(const Run&), find_contended_hosts(const Run&), find_exchange(const Run&),
     find_costs(const Run&), find_turns(const Run&), find_compression(const Run&), find_division(const Run&),
-    find_computing(const Run&), find_launch_gaps(const Run&);
+    find_computing(const Run&), find_launch_gaps(const Run&), find_engine(const Run&);
 
 std::vector<Judgement> judgements() {
   return {// the nine of the profiling report
@@ -72,7 +72,8 @@ std::vector<Judgement> judgements() {
           {.id = "compression", .search = find_compression},
           {.id = "division", .search = find_division},
           {.id = "slow_operators", .search = find_computing},
-          {.id = "launch_gaps", .search = find_launch_gaps}};
+          {.id = "launch_gaps", .search = find_launch_gaps},
+          {.id = "engine", .search = find_engine}};
 }
 
 // --- parameters ---
@@ -205,7 +206,7 @@ std::string look_at(const Analysis& analysis) {
   const double loop_s = summary.loop_s.value_or(summary.in_steps_s);
   if (start_s > loop_s) {
     return fmt::format(
-        "starting took {}, longer than the {} of training: train longer, or look at what the trial loads",
+        "starting took {}, longer than the {} of training: train longer, or look at what the program loads",
         seconds_text(start_s), seconds_text(loop_s));
   }
   const Waterfall& waterfall = analysis.waterfall;

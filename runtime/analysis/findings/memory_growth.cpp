@@ -135,7 +135,7 @@ Finding growth_finding(const std::string& who, const MemoryGrowth& growth) {
   Finding finding{.title = fmt::format("{} keeps {} more memory with every step", who, a_step),
                   .evidence = growth_text(growth),
                   .advice =
-                      "look for what the trial holds on to between steps: tensors kept with their graphs (detach "
+                      "look for what the program holds on to between steps: tensors kept with their graphs (detach "
                       "or item() what is logged), lists and caches that only grow",
                   .fault = true,
                   .bytes_per_step = growth.bytes_per_step};

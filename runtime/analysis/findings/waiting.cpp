@@ -305,7 +305,9 @@ std::vector<Finding> find_exchange(const Run& run) {
   const ExposedCommunication& exposed = evidence.exposed;
   if (evidence.run.ranks.size() < 2 || exposed.timed <= 0 || exposed.exchange_s <= 0) return {};
   const double stalled_s = stalls && stalls->phase == profile::Phase::kAllreduceWait ? stalls->seconds : 0;
-  const double seconds = exposed.exchange_s - stalled_s;
+  const bool is_script = is_unchanged_script(evidence.run);
+  const double hidden_s = hidden_by_engine_s(evidence);
+  const double seconds = exposed.exchange_s - std::max(stalled_s, hidden_s);
   const auto link = fit_exchange_cost(evidence);
   Finding finding{
       .title = fmt::format("exchanging gradients holds up the training for {}, beside waiting for the last rank",
@@ -315,8 +317,10 @@ std::vector<Finding> find_exchange(const Run& run) {
                               count_text(exposed.timed), seconds_text(exposed.exchange_mean_s()),
                               seconds_text(exposed.exchange_median_s), less_stalls(stalled_s),
                               seconds_text(exposed.seconds), seconds_text(exposed.waiting_s)),
-      .advice = "a larger batch, or optimizations.aggregation_frequency above 1, exchanges less often",
+      .advice = is_script ? "a larger batch, or several backward passes for each step (no_sync()), exchanges less often"
+                          : "a larger batch, or optimizations.aggregation_frequency above 1, exchanges less often",
       .seconds = seconds};
+  if (hidden_s > 0) finding.evidence += fmt::format("; dtrain's engine would hide {} of it", seconds_text(hidden_s));
   if (link) {
     const double bandwidth = link->transfer_s > 0 ? link->bytes / link->transfer_s : 0;
     finding.evidence += fmt::format("; the {} of an exchange take {}, partly behind computing (median; {}/s)",
@@ -335,6 +339,12 @@ std::vector<Finding> find_exchange(const Run& run) {
   }
   finding.evidence += carried_text(evidence.run);
   finding.advice = "use a faster interface (task_container_defaults.dtrain_network_interface), ";
+  if (is_script) {
+    finding.advice =
+        "use a faster interface (DTRAIN_NETWORK_INTERFACE), or exchange less often: several backward passes "
+        "for each step (no_sync())";
+    return {finding};
+  }
   if (!ranks_have_gpus(evidence.run)) finding.advice += "fewer bytes (optimizations.gradient_compression) ";
   finding.advice += "or fewer exchanges (optimizations.aggregation_frequency)";
   return {finding};
@@ -355,9 +365,10 @@ std::vector<Finding> find_turns(const Run& run) {
                "in {} exchanges compared, no rank came last much longer than the others: {} waiting in all, {} of it "
                "for ranks that are waited for more than an ordinary one",
                count_text(evidence.waits.compared_steps), seconds_text(waiting_s), seconds_text(blamed_s)),
-           .advice =
-               "their batches vary: larger batches and fewer exchanges (optimizations.aggregation_frequency) even "
-               "that out; other programs on the same cores make it worse",
+           .advice = fmt::format(
+               "their batches vary: larger batches and fewer exchanges ({}) even that out; other programs on the same "
+               "cores make it worse",
+               is_unchanged_script(evidence.run) ? "no_sync()" : "optimizations.aggregation_frequency"),
            .seconds = seconds}};
 }
 

@@ -65,6 +65,10 @@ inline constexpr Variable kVariables[] = {
      "The run's secret, for ranks that MPI or a store at `MASTER_ADDR` connects "
      "([security.md](security.md#the-secret)).",
      "ranks"},
+    {"DTRAIN_RECORD", "true or false",
+     "With false, a script that torchrun has started and that calls `init_process_group(\"dtrain\")` is not recorded "
+     "([torch-distributed.md](torch-distributed.md#unchanged-scripts)).",
+     "ranks"},
     {"DTRAIN_SYNC_DEBUG", "error or off",
      "With error, an operation that makes the host wait for the GPU is an error from batch 40 on.", "ranks on GPUs"},
     {"DTRAIN_RANK DTRAIN_WORLD_SIZE DTRAIN_LOCAL_RANK DTRAIN_LOCAL_SIZE DTRAIN_JOB", "numbers; any text",

@@ -31,9 +31,10 @@ class DeviceBackend final : public c10d::Backend {
   using Part = c10::intrusive_ptr<c10d::Backend>;
   using OptionsPtr = c10::intrusive_ptr<Options>;
   using Milliseconds = std::chrono::milliseconds;
-  // Makes the group for tensors on this kind of device; `given` has the options that the program gave, or is null.
+  // Makes the group for tensors on this kind of device. `given`: the options that the program has given; null: none.
+  // `is_bound`: the program has bound its group to the device, whose communicator is made at once.
   using Make = std::function<Part(const c10d::DistributedBackendOptions& group, const OptionsPtr& given,
-                                  c10::Device device)>;
+                                  c10::Device device, bool is_bound)>;
 
   struct Parts {
     Part host;    // null: all tensors go to the device's part
