@@ -2,8 +2,8 @@
 #include <string>
 #include <utility>
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <pybind11/functional.h>
 

@@ -61,7 +61,6 @@ class GroupWork final : public c10d::Work {
   int sourceRank() const override;
   Tensors result() override { return outputs_; }
   std::uint64_t getSequencenumber() const override { return sequence_; }
-  milliseconds getTimeout() const override { return timeout_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   Parts& parts() { return parts_; }

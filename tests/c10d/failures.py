@@ -39,6 +39,21 @@ def killed(rank: int) -> tuple[str, float]:
     return text, time.monotonic() - began
 
 
+def killed_with_a_child(rank: int) -> tuple[str, float]:
+    """A data loader's worker has all connections of its rank, and outlives it for some seconds."""
+    dist.barrier()
+    if rank == 1:
+        if os.fork() == 0:
+            os.close(1)
+            os.close(2)
+            time.sleep(4)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    text = text_of(dist.all_reduce, torch.ones(3))
+    return text, time.monotonic() - began
+
+
 def raises(rank: int) -> tuple[str, float]:
     dist.barrier()
     if rank == 1:
@@ -155,6 +170,11 @@ class Failures(unittest.TestCase):
             text, seconds = ranks[rank].result
             self.assertIn("rank 1", text)
             self.assertLess(seconds, 2.0)
+
+    def test_a_killed_rank_whose_child_lives_is_named_within_two_seconds(self) -> None:
+        text, seconds = group_ranks.run_all(2, killed_with_a_child)[0].result
+        self.assertIn("rank 1", text)
+        self.assertLess(seconds, 2.0)
 
     def test_the_exception_of_a_rank_is_the_error_of_the_others(self) -> None:
         text, seconds = group_ranks.run_all(2, raises)[0].result
