@@ -184,9 +184,10 @@ DeviceBackend::Part DeviceBackend::split(const c10::intrusive_ptr<c10d::Store>& 
   return child;
 }
 
+// The CPU has no index.
 bool DeviceBackend::supportsTensorAlloc(c10::DeviceIndex device) {
-  const Part part = device_part();
-  return part ? part->supportsTensorAlloc(device) : host_ && host_->supportsTensorAlloc(device);
+  const Part part = device < 0 ? host_ : device_part();
+  return part && part->supportsTensorAlloc(device);
 }
 
 at::Tensor DeviceBackend::allocateTensor(long size, at::TensorOptions options) {
