@@ -7,7 +7,6 @@ import atexit
 import functools
 import os
 import sys
-
 from typing import Any
 
 import torch
@@ -30,10 +29,21 @@ def _create(options: Any, given: Any) -> object:
     _find_native(str(torch.__version__))
     from . import _torch_distributed as native
 
-    if not torch.cuda.is_available():  # the variable is for NCCL's groups, too
+    has_gpus = torch.cuda.is_available()
+    if not has_gpus:  # the variable is for NCCL's groups, too
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")  # DDP takes its buckets from the backend, which then copies nothing
-    _at_exit_once(_torch_distributed)
-    return _torch_distributed.create(options)
+    if os.getpid() not in _begun_in:
+        _begun_in.add(os.getpid())
+        _begin(native, options)
+    devices = _devices_of(sys._getframe(1).f_locals.get("backend_config"))
+    if "cuda" not in devices or not has_gpus:
+        return native.create(options)
+    parent = getattr(options, "split_from", None)
+    if parent is not None:  # the communicator of NCCL is split off its own
+        options.split_from = parent.device if isinstance(parent, native.DeviceBackend) else None
+    if "cpu" in devices:
+        return native.create_for_devices(options, native.create(options), None, make_nccl, given)
+    return native.create_for_devices(options, None, make_nccl(options, given), make_nccl, given)
 
 
 def _devices_of(config: Any) -> list[str]:
