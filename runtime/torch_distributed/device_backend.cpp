@@ -205,12 +205,17 @@ bool DeviceBackend::supportsTimeEstimation() const {
 
 // --- coalesced operations
 
+bool DeviceBackend::supportsCoalescing() const {
+  const Part part = device_part();
+  return !part || part->supportsCoalescing();  // NCCL's does
+}
+
 void DeviceBackend::startCoalescing() {
   coalesces_ = true;
   host_coalesces_ = device_coalesces_ = device_was_used_ = false;
   coalesced_.reset();
   // NCCL's groups enclose also what is no operation: abort().
-  if (const Part part = device_part()) {
+  if (const Part part = device_part(); part && part->supportsCoalescing()) {
     part->startCoalescing();
     device_coalesces_ = true;
   }

@@ -71,7 +71,7 @@ class DeviceBackend final : public c10d::Backend {
   at::Tensor allocateTensor(long size, at::TensorOptions options = {}) override;
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
 
-  bool supportsCoalescing() const override { return true; }
+  bool supportsCoalescing() const override;
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
   bool supportsTimeEstimation() const override;
