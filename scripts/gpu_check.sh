@@ -25,7 +25,7 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 started=$SECONDS
 
-readonly sections=(machine doctor limits nccl conformance parity shared_card python waiting sanitizer kernels kernel_times examples
+readonly sections=(machine doctor limits nccl conformance parity shared_card python torch_distributed waiting sanitizer kernels kernel_times examples
   profile   bench_bf16 bench)
 describe() {
   case $1 in
@@ -37,6 +37,7 @@ describe() {
     parity) echo "weights trained on 1 and on all GPUs, against the CPU's and PyTorch DDP's" ;;
     shared_card) echo "two ranks on one GPU: compression, sharded updates, tuning, a rank that is killed" ;;
     python) echo "weights trained by Python scripts and Trials, against plain PyTorch's" ;;
+    torch_distributed) echo "a script of PyTorch's DDP over the backend dtrain: NCCL's losses, records, their cost" ;;
     waiting) echo "training with operations that wait on the host made errors (DTRAIN_SYNC_DEBUG=error)" ;;
     sanitizer) echo "a short training under compute-sanitizer: memcheck and racecheck" ;;
     kernels) echo "dtrain's own kernels against libtorch's operators: results, times, share of the memory's rate" ;;
@@ -113,7 +114,7 @@ pack_into() {
   cp "$root/scripts/gpu_check.sh" "$to/scripts/"
   mkdir -p "$to/python"
   [ ! -d "$build/python/dtrain" ] || cp -rL "$build/python/dtrain" "$to/python/"
-  for file in "$to"/python/dtrain/torch*/_native.*.so; do [ ! -e "$file" ] || strip --strip-unneeded "$file"; done
+  for file in "$to"/python/dtrain/torch*/_*.so; do [ ! -e "$file" ] || strip --strip-unneeded "$file"; done
   cp -r "$root/tests/gpu_check" "$to/tests/"
   mkdir "$to/tests/integration"
   for file in harness sample_order reference_optimizers; do
@@ -292,6 +293,14 @@ section_python() {
   local code=0
   script 600 python_training "$gpus" ${quick:+--quick} || code=$?
   [ $code -ne 77 ] || skipped "dtrain has no module for $("$python" -V): make build PYTHONS=\"3.11 3.12\" makes several"
+  return $code
+}
+
+section_torch_distributed() {
+  need_real_gpus || return $?
+  local code=0
+  script 1200 torch_distributed "$gpus" ${quick:+--quick} || code=$?
+  [ $code -ne 77 ] || skipped "dtrain has no module for $("$python" -V)"
   return $code
 }
 

@@ -49,15 +49,22 @@ def _set_variables(record: UnchangedScript) -> None:
 
 
 def _backend_in_place_of(backend: Any) -> str | None:
-    """The backend that takes its place; None: the one that the script has named stays."""
+    """The backend that takes its place; None: the one that the script has named stays.
+
+    NCCL refuses what gloo can do with tensors on GPUs, several ranks on one of them, so these stay with gloo.
+    """
     if backend is None:
         return "dtrain"
+    name = str(backend).lower()
+    if torch.cuda.is_available() and name in ("gloo", "nccl"):
+        return "cpu:dtrain,cuda:gloo" if name == "gloo" else "cuda:dtrain"
     parts = []
-    for part in str(backend).lower().split(","):
-        device, colon, name = part.rpartition(":")
-        parts.append(f"{device}{colon}{'dtrain' if name in ('gloo', 'nccl', 'mpi') else name}")
+    for part in name.split(","):
+        device, colon, theirs = part.rpartition(":")
+        ours = theirs in ("gloo", "nccl", "mpi") and (device, theirs) != ("cuda", "gloo")
+        parts.append(f"{device}{colon}{'dtrain' if ours else theirs}")
     changed = ",".join(parts)
-    return None if changed == str(backend).lower() else changed
+    return None if changed == name else changed
 
 
 def _take_process_groups(record: UnchangedScript) -> None:

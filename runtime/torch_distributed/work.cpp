@@ -71,6 +71,10 @@ void observe(Observer& observer) {
   the_observer.store(&observer, std::memory_order_release);
 }
 
+Observer* current_observer() {
+  return the_observer.load(std::memory_order_acquire);
+}
+
 Waiting::Waiting(GroupWork& work) : work_(work), observer_([] {
   Observer* const observer = the_observer.load(std::memory_order_acquire);
   return observer != nullptr && observer->begin_wait() ? observer : nullptr;

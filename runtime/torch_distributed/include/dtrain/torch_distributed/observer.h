@@ -32,5 +32,6 @@ class Observer {
 
 // Sets the observer of this process's operations from now on.
 void observe(Observer& observer);
+Observer* current_observer();  // null: none
 
 }  // namespace dtrain::torch_distributed
