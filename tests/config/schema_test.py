@@ -153,6 +153,7 @@ def documents(transform):
     return model("from_model", {"kind": "sgd", "lr": 0.1}, format="tokens", sequence_length=8, training=source, validation=source)
 
 
+SCRIPT = PROGRAM | {"entrypoint": "train.py"}  # for what goes with scripts alone
 BASES = {
     "experiment": {
         "program": PROGRAM,
@@ -256,7 +257,7 @@ class Schemas(unittest.TestCase):
                                 path[-1] in ("type", "val", 0), path)
                 for value in declared(parts):
                     with self.subTest(kind=kind, path=path, value=value):
-                        bases = [put(base, path, value) for base in BASES[kind].values()]
+                        bases = [put(base, path, value) for base in (*BASES[kind].values(), SCRIPT)]
                         self.assertTrue(any(jsonschema.Draft7Validator(root).is_valid(base) for base in bases))
 
 
