@@ -141,13 +141,14 @@ std::string name_of(const host::GpuInfo& gpu) {
 }
 
 ClusterSlot slot_on(const host::VisibleGpu& gpu, int index) {
-  ClusterSlot slot{.index = index, .gpu_uuid = gpu.id, .gpu_name = "MIG instance"};
+  ClusterSlot slot{.index = index, .gpu_uuid = gpu.id, .gpu_name = gpu.name()};
   if (gpu.info) {
     slot.gpu = gpu.info->index;
     slot.gpu_uuid = gpu.info->uuid;
-    slot.gpu_name = gpu.info->name;
     slot.gpu_memory = gpu.info->total_memory;
     slot.problem = gpu.info->problem;
+  } else if (gpu.instance) {
+    slot.gpu_memory = gpu.instance->total_memory;
   }
   return slot;
 }

@@ -25,13 +25,13 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 started=$SECONDS
 
-readonly sections=(machine doctor limits nccl conformance parity shared_card python waiting sanitizer kernels examples profile
-  bench_bf16 bench)
+readonly sections=(machine doctor limits nccl conformance parity shared_card python waiting sanitizer kernels kernel_times examples
+  profile   bench_bf16 bench)
 describe() {
   case $1 in
     machine) echo "GPUs, driver, processors, PyTorch" ;;
     doctor) echo "dtrain doctor: drivers, libraries, limits, how the GPUs are set up and joined" ;;
-    limits) echo "what each kind of GPU gives at best: products, memory, copies to and from the host, launches" ;;
+    limits) echo "what each kind of GPU gives at best: products, memory, copies to and from the host, launches, NCCL" ;;
     nccl) echo "all-reduce through our communicator: are results right, how fast is each size" ;;
     conformance) echo "every operation of the nccl backend, on 1, 2 and all GPUs" ;;
     parity) echo "weights trained on 1 and on all GPUs, against the CPU's and PyTorch DDP's" ;;
@@ -40,6 +40,7 @@ describe() {
     waiting) echo "training with operations that wait on the host made errors (DTRAIN_SYNC_DEBUG=error)" ;;
     sanitizer) echo "a short training under compute-sanitizer: memcheck and racecheck" ;;
     kernels) echo "dtrain's own kernels against libtorch's operators: results, times, share of the memory's rate" ;;
+    kernel_times) echo "the kernels' own times every so many batches, against a trace of batches between them" ;;
     examples) echo "an example in C++ on 1 and on all GPUs" ;;
     profile) echo "summary, findings and report of the example's run" ;;
     bench_bf16) echo "the time of a step of GPT-2 124M and ResNet-50 in bf16, in C++ and Python, against PyTorch DDP" ;;
@@ -302,6 +303,11 @@ section_waiting() {
 section_kernels() {
   need_real_gpus || return $?
   try_ours 120 "$bin/bench_gpu_kernels"
+}
+
+section_kernel_times() {
+  need_real_gpus || return $?
+  script 300 kernel_times 1 ${quick:+--quick}
 }
 
 section_sanitizer() {

@@ -7,7 +7,7 @@ preset=$1 jobs=$2 part=${3:-1/1}
 tests=(base_test config_test scheduler_test ledger_test data_idx_test data_files_test data_in_memory_test data_loader_test data_added_format_test
        fuzz_replay_test checkpoint_test
        test_comm_conformance test_comm_misuse test_comm_control test_comm_host_share
-       test_comm_tcp test_comm_rendezvous_store)
+       test_comm_tcp test_comm_mailbox test_comm_rendezvous_store)
 if [ "$preset" = tsan ]; then
   tests+=(test_comm_narrow test_comm_compression test_added_codec test_comm_fusion test_comm_hierarchical test_comm_nccl)
 else

@@ -14,9 +14,9 @@ namespace dtrain::comm {
 
 // Memory that collectives may use in place, handed out from the front, and anew in every step. Every rank claims the
 // same pieces, so they lie at the same places on all ranks.
-class StepMemory {
+class CodecMemory {
  public:
-  StepMemory(Communicator& communicator, std::size_t bytes);
+  CodecMemory(Communicator& communicator, std::size_t bytes);
   template <class T>
   T* claim(std::size_t count) {
     return reinterpret_cast<T*>(claim_bytes(count * sizeof(T)));
@@ -59,7 +59,7 @@ struct CodecContext {
   Communicator& communicator;
   CompressionOptions options;
   CompressionStatistics statistics;
-  std::unique_ptr<StepMemory> arena;
+  std::unique_ptr<CodecMemory> memory;
 
   std::size_t world() const { return static_cast<std::size_t>(communicator.world_size()); }
 };
@@ -77,7 +77,7 @@ class Exchange {
 class Codec {
  public:
   virtual ~Codec() = default;
-  // Bytes of arena for all tensors at once.
+  // Bytes of CodecMemory for all tensors at once.
   virtual std::size_t staging_bytes() const = 0;
   // Begins the exchange of a bucket. Null: no gradient in it is worth compressing.
   virtual std::unique_ptr<Exchange> begin(const GradientBucket& bucket, double scale) = 0;

@@ -13,11 +13,11 @@
 
 namespace dtrain::comm {
 
-StepMemory::StepMemory(Communicator& communicator, std::size_t bytes) {
+CodecMemory::CodecMemory(Communicator& communicator, std::size_t bytes) {
   if (bytes > 0) buffer_ = communicator.allocate(bytes);
 }
 
-std::byte* StepMemory::claim_bytes(std::size_t bytes) {
+std::byte* CodecMemory::claim_bytes(std::size_t bytes) {
   const std::size_t size = buffer_ ? buffer_->bytes().size() : 0;
   if (used_ + rounded(bytes) > size) {
     throw CommError("gradient compression: " + std::to_string(bytes) + " bytes do not fit into what is left of " +
@@ -37,7 +37,9 @@ std::vector<bool> float32_tensors(std::span<const GradientTensor> tensors) {
 
 Residuals::Residuals(std::span<const GradientTensor> tensors, const std::vector<bool>& keep)
     : tensors_(tensors), places_(tensors.size(), nullptr) {
-  const auto padded = [](std::size_t elements) { return StepMemory::rounded(elements * sizeof(float)) / sizeof(float); };
+  const auto padded = [](std::size_t elements) {
+    return CodecMemory::rounded(elements * sizeof(float)) / sizeof(float);
+  };
   std::size_t total = 0;
   for (std::size_t i = 0; i < tensors.size(); ++i) total += keep[i] ? padded(tensors[i].elements) : 0;
   memory_.reset(static_cast<float*>(std::calloc(std::max<std::size_t>(total, 1), sizeof(float))));
@@ -205,7 +207,7 @@ GradientCompressor::GradientCompressor(const CompressionOptions& options, std::v
   impl_ = std::make_unique<Impl>(options, std::move(tensors), communicator);
   std::unique_ptr<Codec> codec = options.codec.make ? options.codec.make(impl_->context) : nullptr;  // checks, too
   if (communicator.world_size() > 1) impl_->codec = std::move(codec);
-  impl_->context.arena = std::make_unique<StepMemory>(communicator, impl_->codec ? impl_->codec->staging_bytes() : 0);
+  impl_->context.memory = std::make_unique<CodecMemory>(communicator, impl_->codec ? impl_->codec->staging_bytes() : 0);
 }
 
 GradientCompressor::~GradientCompressor() = default;
@@ -234,7 +236,7 @@ void GradientCompressor::end_step() {
   ++impl_->context.statistics.steps;
   ++impl_->steps;
   impl_->under_way.clear();
-  impl_->context.arena->reset();
+  impl_->context.memory->reset();
 }
 
 void GradientCompressor::not_applied(std::size_t tensor) {

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "collective/arena_pins.h"
 #include "collective/issuing.h"
 #include "collective/pages.h"
 #include "control/subgroup.h"
@@ -45,6 +46,7 @@ class HierarchicalWork final : public WorkState, public std::enable_shared_from_
 
   const std::shared_ptr<HierarchicalCore> core_;
   HierarchicalOperation operation_;
+  ArenaPins pins_;
   bool submitted_ = false;  // not while its group is open
   bool complete_ = false;
   WorkTiming timing_;
@@ -135,6 +137,7 @@ std::shared_ptr<HierarchicalWork> HierarchicalCore::issue(Descriptor descriptor,
   descriptor.sequence = sequence_++;
   auto work = std::make_shared<HierarchicalWork>(shared_from_this(), descriptor, in, out);
   work->timing_.enqueued = began;
+  work->pins_.take(options_.arena.get(), descriptor, in, out, world_size());
   if (group_open_) {
     grouped_.push_back(work);
   } else {
@@ -190,6 +193,7 @@ bool HierarchicalCore::advance() {
   while (!pending_.empty() && pending_.front()->operation_.finished()) {
     pending_.front()->timing_.ended = now();
     pending_.front()->complete_ = true;
+    pending_.front()->pins_.release();
     pending_.pop_front();
   }
   return moved;

@@ -10,8 +10,8 @@
 namespace dtrain::comm {
 namespace {
 
-constexpr std::size_t kPartMost = 64u << 10;       // bytes; then other frames may go
-constexpr std::size_t kReadOfOnePeer = 1u << 20;   // bytes; then the other peers are looked after
+constexpr std::size_t kPartMost = 64u << 10;      // bytes; then other frames may go
+constexpr std::size_t kReadOfOnePeer = 1u << 20;  // bytes; then the other peers are looked after
 constexpr std::size_t kRoomToldAt = kKeptMost / 4;
 
 std::size_t room_for(std::size_t bytes) {

@@ -48,8 +48,9 @@ class MailPeer {
   bool write();
   bool read();
 
-  // True while something has to be written that is no message: an answer, or the rest of a frame.
-  bool owes() const { return !answers_.empty() || current_.has_value() || pipe_->holds_back(); }
+  // True while something has to be written that is no message (an answer, or the rest of a frame), and the peer is
+  // there.
+  bool owes() const { return (!answers_.empty() || current_.has_value() || pipe_->holds_back()) && !pipe_->end(); }
   BytePipe& pipe() { return *pipe_; }
   const std::string& name() const { return name_; }
 
@@ -57,7 +58,7 @@ class MailPeer {
   struct Outgoing {
     MailHeader header;
     const std::byte* data = nullptr;
-    SharedMail work{};       // null: an answer
+    SharedMail work{};        // null: an answer
     std::size_t written = 0;  // bytes, the header included
     std::size_t bytes() const { return work ? header.bytes : 0; }
   };
@@ -95,7 +96,7 @@ class MailPeer {
   std::shared_ptr<Arrival> arrival_;  // the small message that comes
   SharedMail part_of_;                // the receive of which a part comes
   std::unordered_map<std::uint32_t, SharedMail> receiving_;
-  std::size_t used_ = 0;  // of the room for the peer's small messages, as the peer knows it …
+  std::size_t used_ = 0;   // of the room for the peer's small messages, as the peer knows it …
   std::size_t freed_ = 0;  // … and the part that is free and not told
 };
 

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "dtrain/comm/mailbox.h"
 
@@ -40,13 +39,7 @@ class MailWork final : public WorkState {
  public:
   MailWork(WorldMailbox* mailbox, bool sends, std::byte* data, std::size_t bytes, int peer, Channel channel,
            std::uint64_t sequence)
-      : sends(sends),
-        data(data),
-        size(bytes),
-        peer(peer),
-        channel(channel),
-        mailbox_(mailbox),
-        sequence_(sequence) {}
+      : sends(sends), data(data), size(bytes), peer(peer), channel(channel), mailbox_(mailbox), sequence_(sequence) {}
 
   bool test() override;
   void wait() override;
@@ -87,11 +80,11 @@ struct Arrival {
   Channel channel;
   std::size_t bytes = 0;
   bool offered = false;
-  std::uint32_t id = 0;                // of an offer
-  std::unique_ptr<std::byte[]> kept;   // of a small message
-  bool whole = false;                  // all of `kept` has come
-  SharedMail receive;                  // has taken it while its bytes were coming
-  SharedMail own;                      // the send, for a large message of this rank to itself
+  std::uint32_t id = 0;               // of an offer
+  std::unique_ptr<std::byte[]> kept;  // of a small message
+  bool whole = false;                 // all of `kept` has come
+  SharedMail receive;                 // has taken it while its bytes were coming
+  SharedMail own;                     // the send, for a large message of this rank to itself
 };
 
 }  // namespace dtrain::comm

@@ -19,9 +19,8 @@ class Matching {
 
   // Returns the receive that takes a message from this rank; null: none.
   SharedMail take_receive(int from, Channel channel) {
-    return take(channel, &Lane::receives, [&](const MailWork& receive) {
-      return receive.peer == from || receive.peer == kAnyRank;
-    });
+    return take(channel, &Lane::receives,
+                [&](const MailWork& receive) { return receive.peer == from || receive.peer == kAnyRank; });
   }
   // Returns the message that a receive takes; null: none.
   std::shared_ptr<Arrival> take_arrival(int from, Channel channel) {
@@ -37,7 +36,7 @@ class Matching {
   };
 
   template <class One, class Fits>
-  std::shared_ptr<One> take(Channel channel, std::list<std::shared_ptr<One>> Lane::* queue, const Fits& fits) {
+  std::shared_ptr<One> take(Channel channel, std::list<std::shared_ptr<One>> Lane::*queue, const Fits& fits) {
     const auto lane = lanes_.find(channel);
     if (lane == lanes_.end()) return nullptr;
     auto& all = lane->second.*queue;

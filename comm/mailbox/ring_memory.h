@@ -1,5 +1,5 @@
-// The memory that the ranks of a host share for their messages: a ring of bytes for each ordered pair of ranks, and what
-// wakes and ends their waits. Lock-free atomics and plain data only, because each rank is a process of its own.
+// The memory that the ranks of a host share for their messages: a ring of bytes for each ordered pair of ranks, and
+// what wakes and ends their waits. Lock-free atomics and plain data only, because each rank is a process of its own.
 #pragma once
 
 #include <atomic>
@@ -32,7 +32,8 @@ class RingMemory {
   int ranks() const { return ranks_; }
   RingEnds& ends(int from, int to) const { return ends_[index(from, to)]; }
   std::byte* ring(int from, int to) const { return rings_ + index(from, to) * kMailRing; }
-  // Must be called by the sender before it writes a ring for the first time. SystemError if the host has no memory left.
+  // Must be called by the sender before it writes a ring for the first time. SystemError if the host has no memory
+  // left.
   void reserve(int from, int to) const;
 
   bool aborted() const { return header_->abort_state.load(std::memory_order_acquire) != 0; }

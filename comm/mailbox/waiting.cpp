@@ -8,9 +8,9 @@
 namespace dtrain::comm {
 namespace {
 
-constexpr unsigned kLooksOfATick = 16;                      // while spinning, between two readings of the clock
-constexpr std::chrono::microseconds kMailYielding{200};     // after spinning, before sleeping
-constexpr std::chrono::milliseconds kLongestMailSleep{5};   // bounds the cost of a lost wake-up
+constexpr unsigned kLooksOfATick = 16;                     // while spinning, between two readings of the clock
+constexpr std::chrono::microseconds kMailYielding{200};    // after spinning, before sleeping
+constexpr std::chrono::milliseconds kLongestMailSleep{5};  // bounds the cost of a lost wake-up
 constexpr std::chrono::microseconds kShortMailSleep{200};
 
 // While armed, the ranks of this host see that this one needs a futex call to wake up.

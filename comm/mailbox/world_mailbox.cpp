@@ -48,7 +48,7 @@ WorldMailbox::WorldMailbox(MailboxSetup setup, int world_size)
   if (sysconf(_SC_NPROCESSORS_ONLN) >= static_cast<long>(setup_.here.size())) spin_ = std::chrono::microseconds(20);
 }
 
-// What this rank has promised leaves it first; what it has not sent fails.
+// What this rank has begun to write leaves it first. Works that are not complete fail.
 WorldMailbox::~WorldMailbox() {
   try {
     if (!failed_ && !setup_.memory->aborted()) {

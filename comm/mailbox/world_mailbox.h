@@ -24,9 +24,9 @@ namespace dtrain::comm {
 struct MailboxSetup {
   int rank = 0;
   RankNames names;
-  std::shared_ptr<RingMemory> memory;             // of the ranks of this host
-  std::vector<int> here;                          // their ranks, in the order of the memory
-  std::shared_ptr<EventLoop> loop;                // null: all ranks are on this host
+  std::shared_ptr<RingMemory> memory;              // of the ranks of this host
+  std::vector<int> here;                           // their ranks, in the order of the memory
+  std::shared_ptr<EventLoop> loop;                 // null: all ranks are on this host
   std::vector<std::optional<DataSocket>> sockets;  // by rank, to the ranks of other hosts
   std::function<std::string(int rank)> peer_state;
   CommunicatorOptions options;

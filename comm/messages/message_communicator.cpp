@@ -50,6 +50,7 @@ std::shared_ptr<MessageWork> MessageCore::issue(Descriptor descriptor, const voi
   descriptor.sequence = sequence_++;
   auto work = std::make_shared<MessageWork>(shared_from_this(), descriptor, in, out);
   work->timing_.enqueued = began;
+  work->pins_.take(setup_.options.arena.get(), descriptor, in, out, world_size());
   if (group_open_) {
     grouped_.push_back(work);
   } else {
@@ -152,6 +153,7 @@ void MessageCore::complete_in_order() {
     pending_.pop_front();
     --started_;
     work->timing_.ended = now();
+    work->pins_.release();
     work->complete_ = true;  // before waiting_ is read: a waiter does the two the other way round
     any = true;
   }

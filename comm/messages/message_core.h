@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "collective/arena_pins.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/comm/backends.h"
 #include "messages/message_operation.h"
@@ -44,6 +45,7 @@ class MessageWork final : public WorkState, public std::enable_shared_from_this<
   MessageOperation operation_;
   MessageRoute route_;
   bool submitted_ = false;  // the owner's: not while its group is open
+  ArenaPins pins_;          // until it is complete
   std::atomic<bool> complete_{false};
   WorkTiming timing_;  // started and ended are written before complete_, exposed by the owner
 };

@@ -1,5 +1,5 @@
-// The pieces of an arena: which bytes are handed out, which are free, and which of these the kernel gets back. It counts
-// in offsets and touches no memory itself.
+// The pieces of an arena: which bytes are handed out, which are free, and which of these the kernel gets back. It
+// counts in offsets and touches no memory itself.
 #pragma once
 
 #include <cstddef>
@@ -29,10 +29,10 @@ struct Extent {
 // the pool has more pages than kReserve times the largest use of late, whole pages of large free extents go back.
 class ArenaPool {
  public:
-  static constexpr std::size_t kGranule = 64;                 // alignment and unit of pieces
-  static constexpr double kReserve = 1.25;                    // pages kept, as a multiple of the largest use …
-  static constexpr std::size_t kLeastKept = 64u << 20;        // … and at least this much
-  static constexpr std::size_t kLeastReleased = 1u << 20;     // free extents that are smaller keep their pages
+  static constexpr std::size_t kGranule = 64;                       // alignment and unit of pieces
+  static constexpr double kReserve = 1.25;                          // pages kept, as a multiple of the largest use …
+  static constexpr std::size_t kLeastKept = 64u << 20;              // … and at least this much
+  static constexpr std::size_t kLeastReleased = 1u << 20;           // free extents that are smaller keep their pages
   static constexpr Nanoseconds kOfLate = std::chrono::seconds(30);  // the use of the last one to two such periods
 
   // Gives pages back to the kernel; false if it refuses.
@@ -70,11 +70,11 @@ class ArenaPool {
   const Release release_;
   const Clock& clock_;
 
-  mutable std::mutex mutex_;  // guards the rest
-  Pieces pieces_;             // in use, by their first byte
-  std::map<std::size_t, std::size_t> free_;                  // first byte and end
-  std::set<std::pair<std::size_t, std::size_t>> by_size_;    // the same: size and first byte
-  std::map<std::size_t, std::size_t> resident_;              // pages that pieces have had and the kernel has not got back
+  mutable std::mutex mutex_;                               // guards the rest
+  Pieces pieces_;                                          // in use, by their first byte
+  std::map<std::size_t, std::size_t> free_;                // first byte and end
+  std::set<std::pair<std::size_t, std::size_t>> by_size_;  // the same: size and first byte
+  std::map<std::size_t, std::size_t> resident_;            // pages that pieces have had and the kernel has not got back
   std::size_t in_use_ = 0, peak_ = 0, resident_bytes_ = 0;
   std::size_t peak_now_ = 0, peak_before_ = 0;  // of this period and of the one before
   Nanoseconds period_began_;

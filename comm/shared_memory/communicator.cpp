@@ -185,8 +185,8 @@ void SharedMemoryCommunicator::finish_completed(bool& moved) {
     Operation& operation = *pending_.front();
     operation.timing_.ended = now();
     operation.complete_ = true;
+    if (!staging_.decided() && !operation.scratch_) note_time(operation);
     release_memory(operation);
-    if (!staging_.decided()) note_time(operation);
     if (operation.transfer_.is_inline()) spare_ = std::move(pending_.front());
     pending_.pop_front();
     --running_;

@@ -107,8 +107,8 @@ class Operation final : public WorkState {
   Transfer transfer_;
   ArenaPins pins_;
   std::byte* scratch_ = nullptr;  // a piece of the arena that holds the data, until the operation is complete
-  Nanoseconds worked_{0};  // time of this rank's steps
-  int entered_ = 0;        // ranks seen to have entered it, in rank order
+  Nanoseconds worked_{0};         // time of this rank's steps
+  int entered_ = 0;               // ranks seen to have entered it, in rank order
   bool complete_ = false;
   std::string failed_;  // cause for which it will never complete
   WorkTiming timing_;

@@ -44,10 +44,9 @@ DescriptorHub::DescriptorHub(ControlPlane& control, const WaitCheck& check, Rank
       sockets_(rank_ == 0 ? static_cast<std::size_t>(world_size_) : 1) {
   std::optional<UnixListener> listener;
   if (rank_ == 0) listener = UnixListener::create("comm");
-  const auto hosts = control.gather(
-      "comm/shm", to_line({{"host", control.world().host},
-                           {"socket", listener ? listener->name() : std::string()},
-                           {"arena", arena}}));
+  const auto hosts = control.gather("comm/shm", to_line({{"host", control.world().host},
+                                                         {"socket", listener ? listener->name() : std::string()},
+                                                         {"arena", arena}}));
   const Json first = Json::parse(hosts[0]);
   for (std::size_t r = 1; r < hosts.size(); ++r) {
     const Json other = Json::parse(hosts[r]);
@@ -56,7 +55,7 @@ DescriptorHub::DescriptorHub(ControlPlane& control, const WaitCheck& check, Rank
                       first["host"].get<std::string>() + "' and rank " + std::to_string(r) + " on '" +
                       other["host"].get<std::string>() + "'");
     }
-    if (other["arena"] != first["arena"]) {
+    if (other.value("arena", std::string()) != first.value("arena", std::string())) {
       throw CommError(names_.of(0) + " and " + names_.of(static_cast<int>(r)) +
                       " make a communicator with different arenas");
     }

@@ -8,7 +8,7 @@ namespace dtrain::comm {
 namespace {
 
 // Operations on ordinary memory up to this size copy it to a piece of the arena: one step in place of three.
-const std::size_t kScratchMost = getenv("SCRATCH") ? std::stoul(getenv("SCRATCH")) : 64u << 10;
+constexpr std::size_t kScratchMost = 64u << 10;
 
 // Memory that all ranks may write, returned by allocate_common().
 class CommonBuffer final : public Buffer {

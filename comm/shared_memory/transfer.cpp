@@ -51,7 +51,7 @@ void Transfer::stage_registered() {
 
 bool Transfer::lacks_place() const {
   if (descriptor_.kind == Kind::kBroadcast && descriptor_.root != rank_) return false;
-  return descriptor_.in.buffer == kNowhere || (descriptor_.kind == Kind::kAllReduce && descriptor_.out.buffer == kNowhere);
+  return descriptor_.in.buffer == kNowhere || (gets_results(rank_) && descriptor_.out.buffer == kNowhere);
 }
 
 void Transfer::use_scratch(std::byte* scratch, const BufferTable& buffers) {
@@ -62,11 +62,11 @@ void Transfer::use_scratch(std::byte* scratch, const BufferTable& buffers) {
     if (part.size()) copy_bytes(in_scratch(part.begin), own_in(part.begin), part.size() * size_);
   }
   descriptor_.in = buffers.locate(scratch, in_bytes_);
-  if (descriptor_.kind == Kind::kAllReduce) descriptor_.out = descriptor_.in;
+  if (gets_results(rank_)) descriptor_.out = descriptor_.in;
 }
 
 void Transfer::take_result() const {
-  if (descriptor_.kind != Kind::kAllReduce) return;
+  if (!gets_results(rank_)) return;
   for (int owner = 0; owner < world_size_; ++owner) {
     const Part part = owned(owner);
     if (owner != rank_ && part.size()) {
@@ -181,7 +181,9 @@ void Transfer::run_direct(Scratch& scratch) const {
     for (int r = 0; r < world_size_; ++r) {
       const bool own = r == rank_;
       scratch.inputs.push_back(own ? own_in(part.begin) : shared_in(r) + part.begin * size_);
-      if (gets_results(r)) scratch.outputs.push_back(own ? own_out(part.begin) : shared_out(r) + part.begin * size_);
+      if (gets_results(r)) {
+        scratch.outputs.push_back(own ? own_out(part.begin) : shared_out(r) + part.begin * size_);
+      }
     }
     if (scratch.outputs.empty()) scratch.outputs.push_back(own_out(part.begin));
     return reduce_part(descriptor_, world_size_, scratch, part.size());

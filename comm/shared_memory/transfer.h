@@ -105,7 +105,7 @@ class Transfer {
   bool planned_ = false;
   bool staged_ = false;
   bool staged_by_choice_ = false;
-  std::byte* scratch_ = nullptr;  // what peers see in place of `in` and `out`; null: those
+  std::byte* scratch_ = nullptr;          // what peers see in place of `in` and `out`; null: those
   Place registered_in_, registered_out_;  // with staged_by_choice_: the true places of the data
   std::uint32_t steps_ = 0;
   std::uint32_t step_ = 0;

@@ -17,6 +17,7 @@ void add_data_sets(pybind11::module_& module);
 void add_optimizer_state(pybind11::module_& module);
 void add_script_loop(pybind11::module_& module);
 void add_trial(pybind11::module_& module);
+void add_unchanged_script(pybind11::module_& module);
 
 // Returns an object with the methods of dtrain.Callback as a callback of the engine.
 std::shared_ptr<Callback> callback_of(pybind11::object callback);

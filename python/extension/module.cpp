@@ -170,6 +170,7 @@ PYBIND11_MODULE(_native, module) {
   add_data_sets(module);
   add_optimizer_state(module);
   add_trial(module);
+  add_unchanged_script(module);
   module.def("linear_cross_entropy", &linear_cross_entropy_of, Unlocked());
 }
 

@@ -14,7 +14,10 @@ Analysis analyze(const RunProfile& profile, const AnalyzeOptions& options) {
   Evidence evidence(profile);
   Analysis analysis;
   analysis.operators = operators_of_run(profile.folder);
-  evidence.gpu_window = analysis.operators.gpu_window;
+  for (const profile::KernelTimes& times : profile.kernel_times) evidence.gpu_window.add(times.window);
+  analysis.kernel_times = profile.kernel_times;
+  evidence.kernels_are_timed = evidence.gpu_window.batches > 0;
+  if (!evidence.kernels_are_timed) evidence.gpu_window = analysis.operators.gpu_window;
   analysis.summary = summarize(evidence);
   analysis.steps = step_statistics(profile.ranks);
   for (const RankProfile& rank : profile.ranks) analysis.rank_steps[rank.rank] = step_statistics({&rank, 1});
@@ -190,6 +193,9 @@ Json to_json(const Analysis& analysis) {
   json["what_if"] = to_json(analysis.what_if);
   json["rules"] = to_json(analysis.rules);
   json["operators"] = to_json(analysis.operators);
+  json["kernel_times"] = Json::array();
+  for (const profile::KernelTimes& times : analysis.kernel_times)
+    json["kernel_times"].push_back(profile::to_json(times));
   return json;
 }
 

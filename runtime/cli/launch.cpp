@@ -18,20 +18,36 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// How `dtrain run` runs a script.
+struct ScriptOptions {
+  int slots = 1;
+  bool as_is = false;
+  std::string backend = "dtrain";  // of its process groups, with --as-is: or keep
+  bool plain = false;
+};
+
+// Returns the keys of the experiment that a script with a loop and process groups of its own adds.
+Json keys_as_is(const ScriptOptions& options) {
+  Json keys = {{"as_is", options.backend == "keep" ? "record" : "exchange"}, {"max_restarts", 0}};
+  if (options.plain) keys["optimizations"] = {{"matmul", "default"}, {"operators", "default"}};
+  return keys;
+}
+
 // The experiment of a script, in a file of its own until the launch ends.
 class ScriptExperiment {
  public:
-  ScriptExperiment(const std::vector<std::string>& words, int slots) {
+  ScriptExperiment(const std::vector<std::string>& words, const ScriptOptions& options) {
     const fs::path script = fs::absolute(words.front().substr(0, words.front().find(".py") + 3)).lexically_normal();
     file = script.parent_path() / (script.stem().string() + ".run.yaml");
     std::vector<std::string> entrypoint(words);
     entrypoint.front() = fs::path(words.front()).filename();
     // The batch size of the script's loader replaces this one once it is known.
-    const Json experiment = {{"name", script.stem().string()},
-                             {"entrypoint", entrypoint},
-                             {"hyperparameters", {{"global_batch_size", slots}, {"batch_size_of_loader", true}}},
-                             {"resources", {{"slots_per_trial", slots}}},
-                             {"searcher", {{"max_length", {{"epochs", config::kEpochsOfScripts}}}}}};
+    Json experiment = {{"name", script.stem().string()},
+                       {"entrypoint", entrypoint},
+                       {"hyperparameters", {{"global_batch_size", options.slots}, {"batch_size_of_loader", true}}},
+                       {"resources", {{"slots_per_trial", options.slots}}},
+                       {"searcher", {{"max_length", {{"epochs", config::kEpochsOfScripts}}}}}};
+    if (options.as_is) experiment.update(keys_as_is(options));
     std::string name = (fs::temp_directory_path() / "dtrain-run-XXXXXX").string();
     if (!::mkdtemp(name.data())) throw SystemError("cannot make a folder like " + name, errno);
     folder_ = name;
@@ -128,12 +144,30 @@ void add_launch(CLI::App& app, ExitCode* exit_code) {
 
 void add_run_script(CLI::App& app, ExitCode* exit_code) {
   auto request = std::make_shared<launcher::LaunchRequest>();
-  auto slots = std::make_shared<int>(1);
-  CLI::App* command =
-      app.add_subcommand("run", "Train with a Python script that calls dtrain.init(), without an experiment file");
+  auto options = std::make_shared<ScriptOptions>();
+  CLI::App* command = app.add_subcommand(
+      "run",
+      "Train with a Python script that calls dtrain.init(), or with any script (--as-is), without an experiment file");
+  CLI::Option* const as_is = command->add_flag("--as-is", options->as_is,
+                                               "Run a script of torch.distributed (DDP, FSDP, Trainer, ...) unchanged: "
+                                               "its process groups exchange through dtrain, and "
+                                               "its steps are recorded");
+  command
+      ->add_option(
+          "--backend", options->backend,
+          "With --as-is: dtrain exchanges in place of gloo and nccl, or keep leaves the backends that the script names")
+      ->check(CLI::IsMember({"dtrain", "keep"}))
+      ->capture_default_str()
+      ->needs(as_is);
+  command
+      ->add_flag("--plain", options->plain,
+                 "With --as-is: leave out what makes PyTorch's own operators faster on CPUs, and may change results by "
+                 "rounding "
+                 "(optimizations.matmul and optimizations.operators: default)")
+      ->needs(as_is);
   CLI::Option* const slots_given =
       command
-          ->add_option("--slots", *slots,
+          ->add_option("--slots", options->slots,
                        "The number of ranks (resources.slots_per_trial); in a pod of Kubernetes "
                        "that of all its job's pods by default")
           ->check(CLI::Range(1, 1'000'000))
@@ -156,10 +190,12 @@ void add_run_script(CLI::App& app, ExitCode* exit_code) {
       "\n"
       "The script's loop has the length of the training, and its loader the batch size, which is that of all ranks\n"
       "together. Runs go on as others do: dtrain launch --continue RUN. docs/python.md describes such scripts.\n"
+      "With --as-is the script does not call dtrain, and saves what it needs itself: docs/torch-distributed.md.\n"
       "\n"
       "  dtrain run --slots 2 train.py --epochs 3\n"
-      "  dtrain run --slots 4 --set optimizations.mixed_precision=bf16 train.py");
-  command->callback([request, slots, slots_given, command, exit_code] {
+      "  dtrain run --slots 4 --set optimizations.mixed_precision=bf16 train.py\n"
+      "  dtrain run --as-is --slots 2 ddp_train.py --epochs 3");
+  command->callback([request, options, slots_given, command, exit_code] {
     const std::vector<std::string> words = command->remaining();
     if (words.empty()) throw CLI::RequiredError("SCRIPT");
     if (words.front().starts_with("-")) {
@@ -169,8 +205,8 @@ void add_run_script(CLI::App& app, ExitCode* exit_code) {
       throw ConfigError("dtrain run: '" + words.front() + "' is no Python script",
                         "a trial (train.py:MyTrial) and other programs need an experiment file: dtrain launch");
     }
-    if (slots_given->count() == 0) *slots = launcher::ranks_of_pods();
-    const ScriptExperiment experiment(words, *slots);
+    if (slots_given->count() == 0) options->slots = launcher::ranks_of_pods();
+    const ScriptExperiment experiment(words, *options);
     request->experiment_file = experiment.file;
     request->contents = experiment.contents;
     *exit_code = launcher::launch(*request);

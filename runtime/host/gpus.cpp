@@ -32,6 +32,27 @@ struct Gpus::Nvml : NvmlSession {
     }
     return {};
   }
+
+  // Adds the instances of a GPU in MIG mode.
+  void find_instances(nvml::Device device, GpuInfo& info) const {
+    int mode = 0;
+    int pending = 0;
+    if (!mig.succeeds(device, &mode, &pending) || mode == 0) return;
+    unsigned most = 0;
+    if (!most_instances.succeeds(device, &most)) most = 0;
+    for (unsigned place = 0; place < most; ++place) {
+      nvml::Device found = nullptr;
+      if (!instance.succeeds(device, place, &found)) continue;  // there is none at this place
+      nvml::Memory bytes{};
+      if (!memory.succeeds(found, &bytes)) bytes = {};
+      info.instances.push_back({text(uuid, found), text(name, found), info.index, bytes.total});
+    }
+    if (info.instances.empty() && info.problem.empty()) {
+      info.problem =
+          "it is in MIG mode and has no instance: sudo nvidia-smi mig -cgi PROFILE -C makes one, "
+          "sudo nvidia-smi -mig 0 ends the mode";
+    }
+  }
 };
 
 Gpus::Gpus(const std::string& library, std::function<void(const std::string&)> warn)
@@ -75,6 +96,7 @@ void Gpus::find_gpus() {
       info.compute_capability = (10 * major + minor) / 10.0;
     }
     info.problem = nvml_->problem(device);
+    nvml_->find_instances(device, info);
     list_.push_back(std::move(info));
     nvml_->devices.push_back(device);
   }
@@ -126,38 +148,58 @@ namespace {
 constexpr const char* kGpuPrefix = "GPU-";
 constexpr const char* kMigPrefix = "MIG-";
 
-VisibleGpu visible(const GpuInfo& gpu) {
-  return {gpu.uuid.empty() ? std::to_string(gpu.index) : gpu.uuid, gpu};
+// Returns a GPU, or the instances into which it is divided.
+std::vector<VisibleGpu> visible(const GpuInfo& gpu) {
+  if (gpu.instances.empty()) return {{gpu.uuid.empty() ? std::to_string(gpu.index) : gpu.uuid, gpu}};
+  std::vector<VisibleGpu> instances;
+  for (const MigInstance& instance : gpu.instances) instances.push_back({instance.uuid, std::nullopt, instance});
+  return instances;
 }
 
-// Returns the GPU that an entry names; empty: it names none.
-std::optional<VisibleGpu> named_by(const std::string& entry, const std::vector<GpuInfo>& all) {
-  if (entry.starts_with(kMigPrefix)) return VisibleGpu{entry, std::nullopt};
+VisibleGpu instance_named(const std::string& name, const std::vector<GpuInfo>& all) {
+  for (const GpuInfo& gpu : all) {
+    const auto found = std::ranges::find(gpu.instances, name, &MigInstance::uuid);
+    if (found != gpu.instances.end()) return {name, std::nullopt, *found};
+  }
+  return {name, std::nullopt};
+}
+
+// Returns what an entry names; empty: nothing.
+std::vector<VisibleGpu> named_by(const std::string& entry, const std::vector<GpuInfo>& all) {
+  if (entry.starts_with(kMigPrefix)) return {instance_named(entry, all)};
   if (entry.starts_with(kGpuPrefix)) {
     const auto matches = [&](const GpuInfo& gpu) { return gpu.uuid.starts_with(entry); };
     const auto found = std::find_if(all.begin(), all.end(), matches);
-    if (found == all.end() || std::count_if(all.begin(), all.end(), matches) != 1) return std::nullopt;
+    if (found == all.end() || std::count_if(all.begin(), all.end(), matches) != 1) return {};
     return visible(*found);
   }
   const auto index = to_number<std::size_t>(entry);
-  return index && *index < all.size() ? std::optional(visible(all[*index])) : std::nullopt;
+  return index && *index < all.size() ? visible(all[*index]) : std::vector<VisibleGpu>();
 }
 
 }  // namespace
+
+std::string VisibleGpu::name() const {
+  return info ? info->name : instance ? instance->name : "MIG instance";
+}
 
 std::vector<VisibleGpu> visible_gpus(const std::vector<GpuInfo>& all,
                                      const std::optional<std::string>& visible_devices) {
   std::vector<VisibleGpu> result;
   if (!visible_devices) {
-    for (const GpuInfo& gpu : all) result.push_back(visible(gpu));
+    for (const GpuInfo& gpu : all) {
+      for (VisibleGpu& part : visible(gpu)) result.push_back(std::move(part));
+    }
     return result;
   }
   std::set<std::string> known;
   for (const std::string& entry : split(*visible_devices, ',')) {
-    auto gpu = named_by(std::string(trimmed(entry, " \t")), all);
-    if (!gpu) break;
-    if (!known.insert(gpu->id).second) return {};
-    result.push_back(std::move(*gpu));
+    std::vector<VisibleGpu> named = named_by(std::string(trimmed(entry, " \t")), all);
+    if (named.empty()) break;
+    for (VisibleGpu& gpu : named) {
+      if (!known.insert(gpu.id).second) return {};
+      result.push_back(std::move(gpu));
+    }
   }
   return result;
 }

@@ -173,6 +173,9 @@ class NvmlSession {
   nvml::DeviceMode persistence = find("nvmlDeviceGetPersistenceMode");
   nvml::DeviceMode compute_mode = find("nvmlDeviceGetComputeMode");
   nvml::DeviceTwoModes mig = find("nvmlDeviceGetMigMode");
+  nvml::Function<nvml::Device, unsigned* /*count*/> most_instances = find("nvmlDeviceGetMaxMigDeviceCount");
+  nvml::Function<nvml::Device, unsigned /*place*/, nvml::Device*> instance =
+      find("nvmlDeviceGetMigDeviceHandleByIndex");
   nvml::DeviceTwoModes ecc = find("nvmlDeviceGetEccMode");
   nvml::DeviceClock clock = find("nvmlDeviceGetClockInfo");
   nvml::DeviceClock most_clock = find("nvmlDeviceGetMaxClockInfo");

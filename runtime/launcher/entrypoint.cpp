@@ -104,7 +104,8 @@ std::vector<std::string> entry_command(const config::Experiment& experiment, con
   const auto entry = python_entry(experiment.entrypoint.front());
   if (entry) {
     const std::string script = in_folder_of(experiment, entry->file).string();
-    command.insert(command.end(), {"-m", kPythonRank, script + (entry->trial.empty() ? "" : ":" + entry->trial)});
+    const char* const module = experiment.as_is == config::AsIs::kOff ? kPythonRank : kPythonAsIs;
+    command.insert(command.end(), {"-m", module, script + (entry->trial.empty() ? "" : ":" + entry->trial)});
   }
   command.insert(command.end(), experiment.entrypoint.begin() + 1, experiment.entrypoint.end());
   if (entry) command.emplace_back("--");

@@ -12,6 +12,8 @@ namespace dtrain::launcher {
 
 // The module of Python that runs a script, or a class in a script, as a rank.
 inline constexpr const char* kPythonRank = "dtrain.rank";
+// The module that runs a script unchanged (config::AsIs).
+inline constexpr const char* kPythonAsIs = "dtrain.as_is";
 
 // A name without a slash: looked for beside the running dtrain, then in PATH. Other paths: relative to the experiment
 // file. ConfigError if there is no such program or it cannot be executed.

@@ -13,12 +13,15 @@ namespace dtrain::launcher {
 namespace {
 
 constexpr const char* kGpuLimits = "gpu_limits";
+constexpr const char* kExchange = "exchange";
 constexpr const char* kVisibleDevices = "CUDA_VISIBLE_DEVICES";
 
-profile::GpuKind kind_of(const host::GpuInfo& gpu, const host::GpuSetups& setups) {
-  profile::GpuKind kind{.name = gpu.name, .driver = setups.driver, .application_clock = {}, .most_clock = {}};
+// The clocks of a MIG instance are those of its GPU.
+profile::GpuKind kind_of(const host::VisibleGpu& gpu, const host::GpuSetups& setups) {
+  const int index = gpu.info ? gpu.info->index : gpu.instance->gpu;
+  profile::GpuKind kind{.name = gpu.name(), .driver = setups.driver, .application_clock = {}, .most_clock = {}};
   for (const host::GpuSetup& setup : setups.gpus) {
-    if (setup.index != gpu.index) continue;
+    if (setup.index != index) continue;
     kind.application_clock = setup.application_clock;
     kind.most_clock = setup.most_sm_clock;
   }
@@ -64,6 +67,37 @@ void find_limits(const GpuOfKind& gpu, Measure measure, const std::filesystem::p
   }
 }
 
+// Finds NCCL's figures between the GPUs of a kind, and adds them to its limits.
+void find_exchange(const GpuOfKind& gpu, Measure measure, const std::filesystem::path& program,
+                   const rank::Variables& variables, profile::GpuLimits& limits, HostGpuLimits& result) {
+  const auto gpus = static_cast<int>(gpu.ids.size());
+  const std::filesystem::path folder = rank::cache_folder(variables);
+  const GpuLimitsCache cache(folder);
+  if (measure != Measure::kAnew) limits.exchange = cache.find_exchange(gpu.kind, gpus);
+  if (gpus < 2 || limits.exchange || measure == Measure::kNever) return;
+  UniqueFd held;
+  if (!folder.empty()) held = lock_machine(LimitsCache(folder).lock_file());
+  if (measure == Measure::kIfUnknown) limits.exchange = cache.find_exchange(gpu.kind, gpus);  // measured meanwhile
+  if (limits.exchange) return;
+  const rank::Variables environment{{kVisibleDevices, join(gpu.ids, ",")}, {"CUDA_DEVICE_ORDER", "PCI_BUS_ID"}};
+  const Json answer = run_calibration({"--gpus", std::to_string(gpus)}, environment, program, variables);
+  result.seconds += answer.at("seconds").get<double>();
+  limits.exchange = profile::gpu_exchange_of(answer.at(kExchange));
+  if (!limits.exchange) return;
+  result.measured.push_back("NCCL between " + std::to_string(gpus) + " GPUs");
+  try {
+    cache.store_exchange(gpu.kind, *limits.exchange);
+  } catch (const Error& error) {
+    add_failure(result.failure, "those of NCCL are not remembered: " + std::string(error.what()));
+  }
+}
+
+Json exchange_key(const profile::GpuKind& kind, int gpus) {
+  Json key = gpu_limits_key(kind);
+  key["gpus"] = gpus;
+  return key;
+}
+
 }  // namespace
 
 std::vector<GpuOfKind> kinds_of_gpus(const std::vector<host::GpuInfo>& all, const host::GpuSetups& setups,
@@ -74,11 +108,11 @@ std::vector<GpuOfKind> kinds_of_gpus(const std::vector<host::GpuInfo>& all, cons
                   : host::visible_gpus(all, join(ids, ","));
   std::vector<GpuOfKind> kinds;
   for (const host::VisibleGpu& gpu : gpus) {
-    if (!gpu.info) continue;
-    GpuOfKind found{gpu.id, kind_of(*gpu.info, setups)};
-    const bool known =
-        std::any_of(kinds.begin(), kinds.end(), [&](const GpuOfKind& other) { return other.kind == found.kind; });
-    if (!known) kinds.push_back(std::move(found));
+    if (!gpu.info && !gpu.instance) continue;
+    const profile::GpuKind kind = kind_of(gpu, setups);
+    auto found = std::ranges::find(kinds, kind, &GpuOfKind::kind);
+    if (found == kinds.end()) found = kinds.insert(found, {gpu.id, kind, {}});
+    if (gpu.info || found->ids.empty()) found->ids.push_back(gpu.id);
   }
   return kinds;
 }
@@ -100,7 +134,19 @@ std::optional<profile::GpuLimits> GpuLimitsCache::find(const profile::GpuKind& k
   return limits;
 }
 
-void GpuLimitsCache::store(const profile::GpuLimits& limits) const {
+std::optional<profile::GpuExchange> GpuLimitsCache::find_exchange(const profile::GpuKind& kind, int gpus) const {
+  const std::optional<Json> entry = files_.find(exchange_key(kind, gpus));
+  if (!entry || !entry->contains(kExchange)) return std::nullopt;
+  auto exchange = profile::gpu_exchange_of(entry->at(kExchange));
+  return exchange && exchange->gpus == gpus ? exchange : std::nullopt;
+}
+
+void GpuLimitsCache::store_exchange(const profile::GpuKind& kind, const profile::GpuExchange& exchange) const {
+  files_.store(exchange_key(kind, exchange.gpus), {{kExchange, profile::to_json(exchange)}});
+}
+
+void GpuLimitsCache::store(profile::GpuLimits limits) const {
+  limits.exchange.reset();
   files_.store(gpu_limits_key(limits.kind), {{kGpuLimits, profile::to_json(limits)}});
 }
 
@@ -116,13 +162,18 @@ HostGpuLimits gpu_limits(const std::vector<std::string>& ids, Measure measure, c
     return result;
   }
   const std::vector<GpuOfKind> kinds = kinds_of_gpus(seen->gpus, *setups, ids, variables);
-  if (kinds.empty() && !ids.empty() && !never)
-    result.failure = "they are parts of GPUs (MIG), or NVML does not list them";
+  if (kinds.empty() && !ids.empty() && !never) result.failure = "NVML does not list them";
   for (const GpuOfKind& gpu : kinds) {
     try {
       find_limits(gpu, measure, program, variables, result);
     } catch (const std::exception& error) {
       add_failure(result.failure, error.what());
+    }
+    if (result.limits.empty() || result.limits.back().kind != gpu.kind) continue;
+    try {
+      find_exchange(gpu, measure, program, variables, result.limits.back(), result);
+    } catch (const std::exception& error) {
+      add_failure(result.failure, "NCCL between these GPUs was not measured: " + std::string(error.what()));
     }
   }
   return result;

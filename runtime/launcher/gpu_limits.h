@@ -16,14 +16,15 @@
 
 namespace dtrain::launcher {
 
-// A GPU as CUDA_VISIBLE_DEVICES names it, and its kind.
+// A GPU as CUDA_VISIBLE_DEVICES names it, its kind, and all GPUs of this kind, itself included.
 struct GpuOfKind {
   std::string id;
   profile::GpuKind kind;
+  std::vector<std::string> ids;
 };
 
-// Returns the first GPU of each kind among those with these ids; of MIG instances nothing is known. Empty `ids`: among
-// all that are visible to this process.
+// Returns the first GPU of each kind among those with these ids. A MIG instance is a kind by its card and its profile;
+// NCCL does not connect instances, so that it has no others. Empty `ids`: among all that are visible to this process.
 std::vector<GpuOfKind> kinds_of_gpus(const std::vector<host::GpuInfo>& all, const host::GpuSetups& setups,
                                      const std::vector<std::string>& ids, const rank::Variables& variables);
 
@@ -38,17 +39,21 @@ class GpuLimitsCache {
   std::filesystem::path file(const profile::GpuKind& kind) const { return files_.file(gpu_limits_key(kind)); }
   // Returns the limits of the kind. A file that is missing, damaged or of another kind counts as none.
   std::optional<profile::GpuLimits> find(const profile::GpuKind& kind) const;
-  // SystemError: it cannot be written.
-  void store(const profile::GpuLimits& limits) const;
+  // SystemError: it cannot be written. NCCL's figures are left out: they have files of their own.
+  void store(profile::GpuLimits limits) const;
+  // The same for NCCL between so many GPUs of the kind.
+  std::optional<profile::GpuExchange> find_exchange(const profile::GpuKind& kind, int gpus) const;
+  void store_exchange(const profile::GpuKind& kind, const profile::GpuExchange& exchange) const;
 
  private:
   Remembered files_;
 };
 
-// The limits of the kinds of GPUs that a run uses on a host: remembered, or measured on one GPU of each kind.
+// The limits of the kinds of GPUs that a run uses on a host: remembered, or measured on one GPU of each kind, and NCCL
+// between all of a kind.
 struct HostGpuLimits {
   std::vector<profile::GpuLimits> limits;
-  std::vector<std::string> measured;  // names of the GPUs that were measured now
+  std::vector<std::string> measured;  // what was measured now: names of GPUs, NCCL between several
   double seconds = 0;                 // that measuring took
   std::string failure;                // the reason why limits are missing or not remembered; empty: nothing is wrong
 };

@@ -94,6 +94,21 @@ Json to_json(const GpuKind& kind) {
           {"most_clock", clock(kind.most_clock)}};
 }
 
+Json to_json(const GpuExchange& exchange) {
+  return {{"gpus", exchange.gpus},
+          {"all_reduce_gb_s", to_json(exchange.all_reduce_gb_s)},
+          {"all_gather_gb_s", to_json(exchange.all_gather_gb_s)}};
+}
+
+std::optional<GpuExchange> gpu_exchange_of(const Json& json) {
+  if (!json.is_object()) return std::nullopt;
+  GpuExchange exchange{.gpus = value_at<int>(json, "gpus").value_or(0),
+                       .all_reduce_gb_s = by_number(member(json, "all_reduce_gb_s")),
+                       .all_gather_gb_s = by_number(member(json, "all_gather_gb_s"))};
+  if (exchange.gpus < 2 || exchange.all_reduce_gb_s.empty()) return std::nullopt;
+  return exchange;
+}
+
 Json to_json(const GpuLimits& limits) {
   Json json = to_json(limits.kind);
   if (!limits.gflops.empty()) json["gflops"] = limits.gflops;
@@ -101,6 +116,7 @@ Json to_json(const GpuLimits& limits) {
   if (limits.memory_copy_gb_s) json["memory_copy_gb_s"] = *limits.memory_copy_gb_s;
   if (limits.launch_us) json["launch_us"] = *limits.launch_us;
   if (!limits.host_copy_gb_s.empty()) json["host_copy_gb_s"] = limits.host_copy_gb_s;
+  if (limits.exchange) json["exchange"] = to_json(*limits.exchange);
   return json;
 }
 
@@ -115,6 +131,7 @@ GpuLimits gpu_limits_of(const Json& json) {
   limits.memory_copy_gb_s = figure(member(json, "memory_copy_gb_s"));
   limits.launch_us = figure(member(json, "launch_us"));
   limits.host_copy_gb_s = figures(member(json, "host_copy_gb_s"));
+  limits.exchange = gpu_exchange_of(member(json, "exchange"));
   return limits;
 }
 

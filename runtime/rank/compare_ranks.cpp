@@ -236,7 +236,7 @@ std::string give_out(const Host& host, const std::vector<Seen>& seen, std::vecto
 
 PlacedGpu placed(const GpuView& view, int index) {
   const host::VisibleGpu& gpu = view.gpus[static_cast<std::size_t>(index)];
-  return gpu.info ? PlacedGpu{gpu.info->index, gpu.info->uuid, gpu.info->name} : PlacedGpu{-1, gpu.id, "MIG instance"};
+  return gpu.info ? PlacedGpu{gpu.info->index, gpu.info->uuid, gpu.name()} : PlacedGpu{-1, gpu.id, gpu.name()};
 }
 
 GpuUse use_of_mine(const PlacedGpu& gpu, const std::string& host, const std::set<pid_t>& own) {

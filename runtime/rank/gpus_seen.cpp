@@ -72,7 +72,7 @@ GpuUse use_of_gpu(const host::GpuSetup& setup, const std::string& gpu, const std
 std::string gpus_text(const std::vector<host::VisibleGpu>& gpus) {
   if (gpus.empty()) return {};
   std::vector<std::string> names;
-  for (const host::VisibleGpu& gpu : gpus) names.push_back(gpu.info ? gpu.info->name : gpu.id);
+  for (const host::VisibleGpu& gpu : gpus) names.push_back(gpu.info || gpu.instance ? gpu.name() : gpu.id);
   return count_of(names.size(), "GPU") + " (" + join(names, ", ") + ")";
 }
 

@@ -68,6 +68,7 @@ class Membership {
   // The address of this host for the other hosts of the run, known once the ranks have connected. Empty: the run may
   // have ranks on this host alone.
   void set_address(const std::string& address) { address_ = address; }
+  const std::string& address() const { return address_; }
   bool reaches_other_hosts() const { return !address_.empty(); }
 
  private:

@@ -51,6 +51,11 @@ const comm::World& RankSession::world() const {
 std::optional<int> RankSession::gpu() const {
   return gpus_->cuda_index;
 }
+
+std::string RankSession::gpu_name() const {
+  const auto rank = static_cast<std::size_t>(world().rank);
+  return rank < gpus_->ranks.size() && gpus_->ranks[rank] ? gpus_->ranks[rank]->name : "";
+}
 comm::ControlPlane& RankSession::control() {
   return membership_->control();
 }
@@ -88,6 +93,10 @@ void RankSession::use_global_batch_size(std::int64_t samples) {
   update_plan("effective_batch_size",
               assignment_->split.effective * assignment_->experiment.optimizations.aggregation_frequency);
   update_plan("batch_per_rank", std::vector<std::int64_t>(static_cast<std::size_t>(world().size), batch_per_rank()));
+}
+
+std::string RankSession::address() const {
+  return membership_->address().empty() ? "127.0.0.1" : membership_->address();
 }
 
 std::filesystem::path RankSession::cache_folder() const {

@@ -215,6 +215,66 @@ TEST(Waterfall, TracedBatchesSayNothingOfCudaGraphs) {
   EXPECT_EQ(std::ranges::find(analysis.findings, "launch_gaps", &Finding::id), analysis.findings.end());
 }
 
+// The kernels of two observed batches of each rank: 4 ms of products, 2 ms of other kernels, 1 ms in which NCCL alone
+// runs, 0.5 ms before 100 late launches.
+void observe_kernels(const RunFolder& folder, bool as_graphs) {
+  profile::GpuWindow window;
+  window.batches = 2;
+  window.works = 800;
+  window.graphs = as_graphs ? 2 : 0;
+  window.own_s = window.work_s = {8e-3, 4e-3, 2e-3, 0};
+  window.busy_s = 14e-3;
+  window.idle_s = window.launch_gaps_s = 1e-3;
+  window.late_launches = 200;
+  window.late_launch_s = 2e-3;
+  window.work_before_s = 1e-3;
+  for (int rank = 0; rank < 2; ++rank) {
+    const profile::KernelTimes times{
+        .rank = rank, .host = "node0", .first_batch = 50, .last_batch = 150, .cost_s = 0.01, .window = window};
+    write_file_atomic(folder.path() / "profile" / profile::kernel_times_file_name(rank),
+                      to_line(profile::to_json(times)));
+  }
+}
+
+TEST(Waterfall, KernelsOfObservedBatchesAreParts) {
+  SyntheticRun plan;
+  plan.noise = 0;
+  const Synthetic run(plan);  // 9 ms of computing, 1 ms of the update
+  observe_kernels(run.folder, false);
+  trace_slow_launches(run.folder);  // does not count beside them
+  const Analysis analysis = analyze(load_run(run.folder.path()));
+  const Waterfall& waterfall = analysis.waterfall;
+  expect_whole(waterfall);
+  EXPECT_NEAR(part(waterfall, "products"), 200 * 0.004, 1e-6);
+  EXPECT_NEAR(part(waterfall, "memory_bound"), 200 * (0.002 - 0.001), 1e-6) << "without the update's";
+  EXPECT_NEAR(part(waterfall, "launch_gaps"), 200 * 0.0005, 1e-6);
+  EXPECT_NEAR(part(waterfall, "exchange"), 200 * 0.0005, 1e-6) << "as the phases have it";
+  EXPECT_NEAR(waterfall.part_s("compute"), 200 * 0.009, 1e-6);
+  EXPECT_EQ(to_json(analysis)["kernel_times"][1]["rank"], 1);
+  const auto finding = std::ranges::find(analysis.findings, "launch_gaps", &Finding::id);
+  ASSERT_NE(finding, analysis.findings.end());
+  EXPECT_NE(finding->title.find(seconds_text(5e-6)), std::string::npos) << finding->title;
+  EXPECT_EQ(finding->patch, std::vector<std::string>{"optimizations.cuda_graphs=true"});
+}
+
+TEST(Waterfall, KernelsOfCudaGraphsAreParts) {
+  SyntheticRun plan;
+  plan.noise = 0;
+  plan.change = [](int /*rank*/, std::int64_t /*batch*/, SyntheticStep& step) {
+    step = {};
+    phase(step, Phase::kGraph) = 9 * kMs;
+  };
+  const Synthetic run(plan);
+  observe_kernels(run.folder, true);
+  const Waterfall waterfall = analyze(load_run(run.folder.path())).waterfall;
+  expect_whole(waterfall);
+  EXPECT_NEAR(part(waterfall, "products"), 200 * 0.004, 1e-6);
+  EXPECT_NEAR(part(waterfall, "memory_bound"), 200 * 0.002, 1e-6);
+  EXPECT_NEAR(part(waterfall, "exchange"), 200 * 0.001, 1e-6);
+  EXPECT_NEAR(part(waterfall, "launch_gaps"), 200 * 0.0005, 1e-6);
+  EXPECT_NEAR(part(waterfall, "compute"), 200 * 0.0015, 1e-6);
+}
+
 TEST(Waterfall, AnEmptyRunHasNone) {
   const RunFolder folder;
   EXPECT_TRUE(analyze(load_run(folder.path())).waterfall.parts.empty());

@@ -47,7 +47,7 @@ class EveryNthExchange final : public Exchange {
     }
     std::size_t count = 0;
     each([&](float&) { ++count; });
-    sent_ = context_.arena->claim<float>(count);
+    sent_ = context_.memory->claim<float>(count);
     float* next = sent_;
     each([&](float& value) { *next++ = value; });
     return context_.communicator.all_reduce(sent_, count, comm::DataType::kFloat32, {.post_scale = scale_});
@@ -84,7 +84,7 @@ class EveryNthCodec final : public Codec {
   EveryNthCodec(CodecContext& context, int stride) : context_(context), stride_(static_cast<std::size_t>(stride)) {}
   std::size_t staging_bytes() const override {
     std::size_t total = 0;
-    for (const auto& tensor : context_.tensors) total += comm::StepMemory::rounded(tensor.elements * sizeof(float));
+    for (const auto& tensor : context_.tensors) total += comm::CodecMemory::rounded(tensor.elements * sizeof(float));
     return total;
   }
   std::unique_ptr<Exchange> begin(const GradientBucket& bucket, double scale) override {

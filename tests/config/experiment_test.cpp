@@ -94,7 +94,7 @@ optimizations:
   matmul: auto
   operators: auto
 profiling: {enabled: false, begin_on_batch: 0, end_after_batch: null, sync_timings: true, trace: null, prometheus: null,
-            calibration: true}
+            calibration: true, kernel_times: auto}
 min_validation_period: {batches: 0}
 min_checkpoint_period: {batches: 0}
 early_stopping: null
@@ -153,7 +153,7 @@ optimizations:
   cudnn_benchmark: true
   matmul: default
   operators: default
-profiling: {prometheus: {port: 9400, address: 10.0.0.5}, calibration: false}
+profiling: {prometheus: {port: 9400, address: 10.0.0.5}, calibration: false, kernel_times: 0}
 searcher: {metric: accuracy, smaller_is_better: false, max_length: {records: 60000}}
 min_validation_period: {batches: 100}
 min_checkpoint_period: {records: 640}
@@ -181,6 +181,7 @@ environment:
   EXPECT_EQ(experiment.global_batch_size, 128);
   EXPECT_EQ(experiment.profiling.prometheus, (Prometheus{"10.0.0.5", 9400}));
   EXPECT_FALSE(experiment.profiling.calibration);
+  EXPECT_EQ(experiment.profiling.kernel_times, 0);
   EXPECT_EQ(experiment.optimizations.matmul, Matmul::kDefault);
   EXPECT_EQ(experiment.optimizations.operators, Operators::kDefault);
   EXPECT_EQ(to_line(experiment.hyperparameters),
@@ -351,7 +352,7 @@ TEST(Experiment, JsonShowsWhatIsInEffectUnderTheKeysOfTheFile) {
           R"("average_training_metrics":true,"tensor_fusion_threshold":64,"tensor_fusion_cycle_time":null,)"
           R"("auto_tune_tensor_fusion":false,"grad_updates_size_file":null,"gradient_compression":false,)"
           R"("sharded_optimizer":"auto","local_sgd":null,"matmul":"auto","operators":"auto"},"profiling":{"enabled":false,"begin_on_batch":0,)"
-          R"("end_after_batch":null,"sync_timings":true,"trace":null,"prometheus":null,"calibration":true,"rules":)") +
+          R"("end_after_batch":null,"sync_timings":true,"trace":null,"prometheus":null,"calibration":true,"kernel_times":"auto","rules":)") +
       to_line(to_json(ProfilingRules{})) +
       R"(},"searcher":{"metric":"","smaller_is_better":true,"max_length":{"epochs":2}},)"
       R"("min_validation_period":{"batches":0},"perform_initial_validation":false,"max_restarts":5,)"

@@ -5,7 +5,8 @@
 //                         "errors": {"util": 15}, "hangs": false, "slow_ms": 0}]}
 // "ecc", "rows" and "pages_pending" may be left out: the GPU does not support them then; likewise "slowdown" (a
 // temperature), "pci" (an address), "capability" ([9, 0]) and "throttle" (bits of reasons); how it is set up:
-// "persistence" (true), "compute_mode" (3), "mig" ([1, 1]: now, pending), "ecc_mode" ([1, 0]), "clocks" ({"sm": 345,
+// "persistence" (true), "compute_mode" (3), "mig" ([1, 1]: now, pending), "instances" ([{"uuid": "MIG-a", "name":
+// "Fake MIG 1g.10gb", "total": 10, "free": 4}]), "ecc_mode" ([1, 0]), "clocks" ({"sm": 345,
 // "max_sm": 1980, "application": 1980, "default_application": 1980}), "links" ([1, 1, 0]: whether each NVLink is
 // active), "fabric" (3), "used" (bytes of each process). "errors" gives a call's NVML code; "all" stands for every
 // call. Beside "gpus" there may be "driver" ("580.65.06") and "pairs" ({"0-1": {"ancestor": 20, "read": 0, "write": 0,
@@ -101,15 +102,19 @@ typedef struct {
 namespace {
 
 constexpr nvmlReturn_t kSuccess = 0, kInvalidArgument = 2, kNotSupported = 3, kInsufficientSize = 7,
-                       kVersionMismatch = 25, kUnknown = 999;
+                       kVersionMismatch = 25, kUnknown = 999, kNotFound = 6;
+constexpr std::uintptr_t kInstances = 1000;  // a MIG instance is its GPU, plus this times its place
 
 // Calls `answer` with the GPU's description, unless it has an error for `call`.
 template <typename Answer>
 nvmlReturn_t ask(nvmlDevice_t device, const char* call, const Answer& answer) {
   const Json all = description();
-  const auto index = reinterpret_cast<std::uintptr_t>(device);  // 1 is the first
+  const auto index = reinterpret_cast<std::uintptr_t>(device) % kInstances;  // 1 is the first
+  const auto place = reinterpret_cast<std::uintptr_t>(device) / kInstances;  // of a MIG instance, from 1; 0: a GPU
   if (all.is_discarded() || index == 0 || index > all.at("gpus").size()) return kInvalidArgument;
-  const Json& gpu = all.at("gpus").at(index - 1);
+  const Json& card = all.at("gpus").at(index - 1);
+  if (place > card.value("instances", Json::array()).size()) return kNotFound;
+  const Json& gpu = place == 0 ? card : card.at("instances").at(place - 1);
   if (gpu.value("hangs", false)) std::this_thread::sleep_for(std::chrono::hours(1));
   std::this_thread::sleep_for(std::chrono::milliseconds(gpu.value("slow_ms", 0)));
   const Json errors = gpu.value("errors", Json::object());
@@ -324,6 +329,16 @@ nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned int* mode) {
 
 nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int* currentMode, unsigned int* pendingMode) {
   return two_facts(device, "mig", "mig", currentMode, pendingMode);
+}
+
+nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int* count) {
+  *count = 7;
+  return ask(device, "mig", [](const Json&) { return kSuccess; });
+}
+
+nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t* migDevice) {
+  *migDevice = reinterpret_cast<nvmlDevice_t>(reinterpret_cast<std::uintptr_t>(device) + (index + 1) * kInstances);
+  return ask(*migDevice, "mig", [](const Json&) { return kSuccess; });
 }
 
 nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned int* current, unsigned int* pending) {

@@ -50,6 +50,27 @@ TEST_F(GpusTest, EachTellsWhatItIsAndDoes) {
   EXPECT_THAT(warnings_, IsEmpty());
 }
 
+TEST_F(GpusTest, InMigModeHaveInstances) {
+  Json two = FakeGpus::two();
+  two["gpus"][0].update({{"mig", {1, 1}},
+                         {"instances",
+                          {{{"uuid", "MIG-a"}, {"name", "Fake A MIG 1g.2gb"}, {"total", 2000}, {"free", 1000}},
+                           {{"uuid", "MIG-b"}, {"name", "Fake A MIG 2g.4gb"}, {"total", 4000}, {"free", 1000}}}}});
+  two["gpus"][1].update({{"mig", {1, 1}}});
+  fake_.describe(two);
+  Gpus gpus = open();
+  ASSERT_EQ(gpus.list().size(), 2u);
+  const std::vector<MigInstance>& instances = gpus.list()[0].instances;
+  ASSERT_EQ(instances.size(), 2u);
+  EXPECT_EQ(instances[1].uuid, "MIG-b");
+  EXPECT_EQ(instances[1].name, "Fake A MIG 2g.4gb");
+  EXPECT_EQ(instances[1].total_memory, 4000u);
+  EXPECT_EQ(gpus.list()[0].problem, "");
+  EXPECT_THAT(gpus.list()[1].instances, IsEmpty());
+  EXPECT_THAT(gpus.list()[1].problem, HasSubstr("has no instance"));
+  EXPECT_THAT(warnings_, IsEmpty());
+}
+
 TEST_F(GpusTest, ItsLimitsAreTold) {
   Json two = FakeGpus::two();
   two["gpus"][0].update({{"slowdown", 93}, {"capability", {8, 6}}, {"throttle", 0x4}});  // slowed for its power

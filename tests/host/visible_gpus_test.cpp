@@ -61,6 +61,26 @@ TEST(VisibleGpus, MigInstancesAreCountedAsGiven) {
   EXPECT_EQ(visible_gpus({}, "MIG-1234").size(), 1u);
 }
 
+TEST(VisibleGpus, InPlaceOfADividedOneAreItsInstances) {
+  std::vector<GpuInfo> all = four();
+  all[1].instances = {{"MIG-a", "A MIG 1g.10gb", 1, 10}, {"MIG-b", "A MIG 2g.20gb", 1, 20}};
+  const auto ids = [&](const std::optional<std::string>& variable) {
+    std::vector<std::string> found;
+    for (const VisibleGpu& gpu : visible_gpus(all, variable)) found.push_back(gpu.id);
+    return found;
+  };
+  EXPECT_THAT(ids(std::nullopt), ElementsAre("GPU-a0bc", "MIG-a", "MIG-b", "GPU-a2bc", "GPU-a3bc"));
+  EXPECT_THAT(ids("2,1"), ElementsAre("GPU-a2bc", "MIG-a", "MIG-b"));
+  EXPECT_THAT(ids("GPU-a1"), ElementsAre("MIG-a", "MIG-b"));
+  EXPECT_THAT(ids("MIG-b,MIG-other"), ElementsAre("MIG-b", "MIG-other"));
+  EXPECT_THAT(ids("MIG-a,1"), IsEmpty()) << "named twice";
+  const VisibleGpu instance = visible_gpus(all, "MIG-b").front();
+  EXPECT_FALSE(instance.info);
+  EXPECT_EQ(instance.name(), "A MIG 2g.20gb");
+  EXPECT_EQ(instance.instance->total_memory, 20u);
+  EXPECT_EQ(visible_gpus(all, "MIG-other").front().name(), "MIG instance");
+}
+
 TEST(OrderOfGpus, IsUnknownWhereTheyDifferAndNothingSetsIt) {
   std::vector<GpuInfo> mixed = four();
   mixed[1].name = "B";

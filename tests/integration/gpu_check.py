@@ -12,7 +12,7 @@ import unittest
 from harness import BUILD, SOURCE, Workplace, environment, main
 
 SECTIONS = ["machine", "doctor", "limits", "nccl", "conformance", "parity", "shared_card", "python", "waiting", "sanitizer",
-            "kernels", "examples", "profile", "bench_bf16", "bench"]
+            "kernels", "kernel_times", "examples", "profile", "bench_bf16", "bench"]
 
 
 class GpuCheck(unittest.TestCase):
@@ -63,7 +63,7 @@ class GpuCheck(unittest.TestCase):
         fakes = BUILD.bin.parent / "tests" / "fake_gpus"
         done, text, table = self.check("--fake", str(fakes), "--quick", "--skip", "bench")
         self.assertEqual(done.returncode, 0, done.stdout)
-        skipped = {one: "skipped: it needs real GPUs" for one in ("python", "waiting", "sanitizer", "kernels")}
+        skipped = {one: "skipped: it needs real GPUs" for one in ("python", "waiting", "sanitizer", "kernels", "kernel_times")}
         self.assertEqual(table, {one: skipped.get(one, "ok") for one in SECTIONS if one != "bench"})
         self.assertIn("on 2 GPUs that are not there.", text)
         self.assertIn("the limits of a GPU (Fake GPU)", text)
@@ -81,7 +81,7 @@ class GpuCheck(unittest.TestCase):
         done, text, table = self.check("--slot-type", "cpu", "--quick", "--skip", "doctor,parity,bench_bf16,bench")
         self.assertEqual(done.returncode, 0, done.stdout)
         skipped = {one: "skipped: it needs GPUs" for one in ("limits", "nccl", "conformance", "shared_card")}
-        skipped |= {one: "skipped: it needs real GPUs" for one in ("python", "waiting", "sanitizer", "kernels")}
+        skipped |= {one: "skipped: it needs real GPUs" for one in ("python", "waiting", "sanitizer", "kernels", "kernel_times")}
         self.assertEqual(table, {one: skipped.get(one, "ok") for one in SECTIONS
                                  if one not in ("doctor", "parity", "bench_bf16", "bench")})
         self.assertRegex(text, r"\nPyTorch 2\.\d+\.")

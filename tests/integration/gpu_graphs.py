@@ -36,7 +36,7 @@ def case(model, optimizer, graphs, batches=None, host="nothing", precision=None,
     if precision:
         optimizations["mixed_precision"] = precision
     return {"model": model, "optimizer": optimizer, "batches": batches or [EPOCH] * 4, "optimizations": optimizations,
-            "length": {"epochs": EPOCHS}, "hyperparameters": {"host": host, **COUNTED, **hyperparameters},
+            "length": {"epochs": hyperparameters.pop("epochs", EPOCHS)}, "hyperparameters": {"host": host, **COUNTED, **hyperparameters},
             "sections": {"scheduling_unit": 20, "min_validation_period": {"batches": 45}, "communication": {"timeout": 60}}}
 
 
@@ -177,7 +177,7 @@ class Tuned(GraphTest):
     def test_a_step_is_captured_when_its_buckets_are_final(self):
         for ranks in (2, 3):
             with self.subTest(ranks=ranks):
-                tuned, remembered = self.tune(ranks, [case("gpt", ADAMW, True, batches=[100] * 4, sharded_optimizer=False,
+                tuned, remembered = self.tune(ranks, [case("gpt", ADAMW, True, batches=[110] * 4, epochs=1, sharded_optimizer=False,
                                                            auto_tune_tensor_fusion=True)])
                 (report,) = tuned.result.events("fusion_tuned")
                 self.assertLessEqual(report["steps"], 100)
@@ -195,8 +195,8 @@ class Tuned(GraphTest):
         self.assertIn("auto_tune_tensor_fusion is not supported yet with sharded_optimizer: true on GPUs", run.result.output)
 
     def test_with_compression(self):
-        cases = [case("cnn", SGD, False, batches=[100] * 4, gradient_compression=kind, auto_tune_tensor_fusion=True)
-                 for kind in ("fp16", "bf16", "int8", {"kind": "topk", "ratio": 0.1})]
+        cases = [case("cnn", SGD, False, batches=[100] * 4, epochs=1, gradient_compression=kind, auto_tune_tensor_fusion=True)
+                 for kind in ("bf16", {"kind": "topk", "ratio": 0.1})]
         runs = self.tune(2, cases)
         for tuned, remembered in zip(runs[::2], runs[1::2]):
             self.check_equal(tuned.result, remembered.result)

@@ -198,8 +198,15 @@ class Limits(GpuRuns):
 
     def test_a_kind_is_measured_once(self):
         first = self.launch(2)
-        self.assertIn("measured Fake GPU of this machine once", first.output)
-        (kind,) = self.limits(first)
+        self.assertIn("measured Fake GPU and NCCL between 2 GPUs of this machine once", first.output)
+        (both,) = self.limits(first)
+        nccl = both["exchange"]
+        self.assertEqual(nccl["gpus"], 2)
+        for operation in ("all_reduce_gb_s", "all_gather_gb_s"):
+            self.assertIn("65536", nccl[operation])  # larger ones are left out where they take too long
+            self.assertLessEqual(set(nccl[operation]), {"65536", "1048576", "26214400", "104857600"})
+            self.assertGreater(min(nccl[operation].values()), 0)
+        kind = {name: figure for name, figure in both.items() if name != "exchange"}
         self.assertEqual(set(kind["gflops"]), {"float32", "tf32", "bfloat16", "float16"})
         self.assertEqual(set(kind["host_copy_gb_s"]), {"to_gpu", "from_gpu", "to_gpu_pageable", "from_gpu_pageable"})
         for figure in (*kind["gflops"].values(), *kind["host_copy_gb_s"].values(), kind["memory_read_gb_s"],
@@ -215,7 +222,7 @@ class Limits(GpuRuns):
         self.assertEqual([part["name"] for part in parts[:3]], ["products", "memory_bound", "slower_kernels"])
         self.assertGreater(parts[0]["seconds"], 0)
         self.assertAlmostEqual(sum(part["seconds"] for part in parts), analysis["waterfall"]["wall_s"], places=6)
-        self.assertEqual(analysis["roofline"]["gpu_limits"], kind)
+        self.assertEqual(analysis["roofline"]["gpu_limits"], both)
         self.assertTrue(analysis["roofline"]["operators"])
         self.assertIsNone(analysis["operators"]["gpu_window"], "no trace")
         plain = self.launch(1, "optimizations.tf32=false")
@@ -224,11 +231,13 @@ class Limits(GpuRuns):
         again = self.launch(1)
         self.assertNotIn("of this machine once", again.output)
         self.assertEqual(self.limits(again), [kind])
+        self.assertEqual(self.limits(self.launch(2)), [both])
         self.assertEqual(self.doctor(), [kind])
         self.assertEqual(self.limits(self.launch(1, "profiling.calibration=false")), [kind])
         (anew,) = self.doctor("--bench")
         self.assertEqual(anew["gpu"], kind["gpu"])
         self.assertGreater(anew["launch_us"], 0)
+        self.assertEqual(anew["exchange"]["gpus"], FAKE_GPUS)
 
     def test_another_driver_or_other_clocks_are_measured_again(self):
         old = self.machine(driver="580.1", clocks={"max_sm": 1980, "application": 1800})
@@ -287,6 +296,22 @@ class Traces(GpuRuns):
         self.assertTrue(all("CUPTI" in event["missing"] for event in run.events("trace_written")))
         self.assertIn("the trace lacks the work of the GPU", run.output)
         self.assertIn("lacks the work of the GPU", self.dtrain("trace", str(run.run_dir)))
+
+
+class KernelTimes(GpuRuns):
+    def test_end_once_where_cupti_is_missing(self):
+        for graphs in ("false", "true"):
+            with self.subTest(graphs=graphs):
+                run = self.launch(2, "profiling.kernel_times=10", f"optimizations.cuda_graphs={graphs}")
+                for rank in range(2):
+                    log = (run.run_dir / "logs" / f"rank-{rank:04}.log").read_text()
+                    self.assertEqual(log.count("no kernels are timed from now on"), 1, log)
+                    self.assertIn("CUPTI", log)
+                    self.assertFalse((run.run_dir / "profile" / f"kernels-rank-{rank:04}.json").exists())
+
+    def test_are_not_asked_for_in_short_runs(self):
+        run = self.launch(2)
+        self.assertNotIn("no kernels are timed", run.output)
 
 
 class Advice(GpuRuns):

@@ -34,7 +34,9 @@ GpuLimits some_gpu_limits() {
           .memory_read_gb_s = 3000,
           .memory_copy_gb_s = 2800,
           .launch_us = 4.5,
-          .host_copy_gb_s = {{"to_gpu", 50}, {"from_gpu_pageable", 8}}};
+          .host_copy_gb_s = {{"to_gpu", 50}, {"from_gpu_pageable", 8}},
+          .exchange = GpuExchange{
+              .gpus = 4, .all_reduce_gb_s = {{65536, 2}, {104857600, 180.5}}, .all_gather_gb_s = {{65536, 3.5}}}};
 }
 
 TEST(GpuLimits, KeepEveryFigureInPlanJson) {
@@ -44,7 +46,8 @@ TEST(GpuLimits, KeepEveryFigureInPlanJson) {
   const auto read = gpu_limits_of_plan(Json::parse(to_line(plan)));
   ASSERT_EQ(read.size(), 1u);
   EXPECT_EQ(read.at("alpha"), (std::vector{some_gpu_limits(), nothing}));
-  for (const char* key : {"gflops", "memory_read_gb_s", "memory_copy_gb_s", "launch_us", "host_copy_gb_s"}) {
+  for (const char* key :
+       {"gflops", "memory_read_gb_s", "memory_copy_gb_s", "launch_us", "host_copy_gb_s", "exchange"}) {
     EXPECT_FALSE(to_json(nothing).contains(key)) << key;
   }
 }
@@ -55,7 +58,8 @@ TEST(GpuLimits, OfADamagedPlanAreAbsent) {
     EXPECT_TRUE(gpu_limits_of_plan(Json::parse(text)).empty()) << text;
   }
   const auto read = gpu_limits_of_plan(Json::parse(R"({"gpu_limits": {"alpha": [{
-      "gpu": 3, "driver": null, "most_clock": "fast", "gflops": {"tf32": -1, "float32": 5}, "launch_us": 0}]}})"));
+      "gpu": 3, "driver": null, "most_clock": "fast", "gflops": {"tf32": -1, "float32": 5}, "launch_us": 0,
+      "exchange": {"gpus": 1, "all_reduce_gb_s": {"65536": 2}}}]}})"));
   GpuLimits expected;
   expected.gflops = {{"float32", 5.0}};
   EXPECT_EQ(read.at("alpha"), std::vector{expected});

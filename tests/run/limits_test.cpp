@@ -199,6 +199,20 @@ TEST_F(LimitsCacheTest, KeepsEachKindOfGpuBesideTheMachines) {
   EXPECT_EQ(gpus.file(card.kind).parent_path(), cache_.file(limits_key(1, 2)).parent_path());
 }
 
+TEST_F(LimitsCacheTest, KeepsNcclByTheNumberOfGpus) {
+  const GpuLimitsCache gpus(folder_);
+  profile::GpuLimits card = limits_of_card("Card");
+  const profile::GpuExchange four{.gpus = 4, .all_reduce_gb_s = {{65536, 2}}, .all_gather_gb_s = {{65536, 3}}};
+  card.exchange = four;
+  gpus.store(card);
+  EXPECT_EQ(gpus.find(card.kind), limits_of_card("Card")) << "whatever the number of GPUs";
+  EXPECT_FALSE(gpus.find_exchange(card.kind, 4));
+  gpus.store_exchange(card.kind, four);
+  EXPECT_EQ(gpus.find_exchange(card.kind, 4), four);
+  EXPECT_FALSE(gpus.find_exchange(card.kind, 2));
+  EXPECT_FALSE(gpus.find_exchange(limits_of_card("Other card").kind, 4));
+}
+
 TEST_F(LimitsCacheTest, AGpuWithAnotherDriverOrOtherClocksIsAnotherKind) {
   const GpuLimitsCache gpus(folder_);
   const profile::GpuLimits card = limits_of_card("Card");
@@ -243,6 +257,22 @@ TEST(KindsOfGpus, HaveOneGpuEach) {
   const std::vector<GpuOfKind> kinds = kinds_of_gpus(all, setups, {"GPU-3"}, {});
   ASSERT_EQ(kinds.size(), 1u);
   EXPECT_EQ(kinds[0].kind, (profile::GpuKind{"Card", "580.1", 900, 1980}));
+  EXPECT_EQ(kinds_of_gpus(all, setups, {}, {})[0].ids, (std::vector<std::string>{"GPU-0", "GPU-1"}));
+}
+
+TEST(KindsOfGpus, OfMigInstancesAreTheirProfiles) {
+  std::vector<host::GpuInfo> all(1);
+  all[0].uuid = "GPU-0";
+  all[0].name = "Card";
+  all[0].instances = {
+      {"MIG-a", "Card MIG 1g.10gb", 0, 10}, {"MIG-b", "Card MIG 1g.10gb", 0, 10}, {"MIG-c", "Card MIG 2g.20gb", 0, 20}};
+  const host::GpuSetups setups{
+      .driver = "580.1", .gpus = {{.index = 0, .most_sm_clock = 1980, .application_clock = 1800}}, .pairs = {}};
+  const std::vector<GpuOfKind> kinds = kinds_of_gpus(all, setups, {"MIG-b", "MIG-a", "MIG-c"}, {});
+  ASSERT_EQ(kinds.size(), 2u);
+  EXPECT_EQ(kinds[0].kind, (profile::GpuKind{"Card MIG 1g.10gb", "580.1", 1800, 1980}));
+  EXPECT_EQ(kinds[0].ids, std::vector<std::string>{"MIG-b"}) << "NCCL does not connect it with the other one";
+  EXPECT_EQ(kinds[1].id, "MIG-c");
 }
 
 TEST(HostGpuLimits, TravelBetweenHosts) {
@@ -260,7 +290,15 @@ TEST(LimitsTable, HasTheKindsOfGpus) {
   EXPECT_THAT(table, HasSubstr("800000 GFLOP/s  bfloat16"));
   EXPECT_THAT(table, HasSubstr("to the GPU, page-locked"));
   EXPECT_THAT(table, Not(HasSubstr("pageable\n")));
+  EXPECT_THAT(table, HasSubstr("NCCL              not measured"));
   EXPECT_EQ(render_gpu_limits({}), "");
+  profile::GpuLimits several = limits_of_card("Card");
+  several.exchange = profile::GpuExchange{
+      .gpus = 4, .all_reduce_gb_s = {{65536, 2}, {26214400, 150}}, .all_gather_gb_s = {{65536, 3}}};
+  const std::string with_nccl = render_gpu_limits(std::vector{several});
+  EXPECT_THAT(with_nccl, HasSubstr("  NCCL all-reduce        2.0 GB/s     of 64.0 KiB between 4 GPUs\n"));
+  EXPECT_THAT(with_nccl, HasSubstr("of 25.0 MiB between 4 GPUs"));
+  EXPECT_THAT(with_nccl, HasSubstr("  NCCL all-gather        3.0 GB/s"));
 }
 
 TEST(RanksOfHost, GetTheCpusOfTheFirstSlots) {

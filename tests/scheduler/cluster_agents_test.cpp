@@ -195,6 +195,20 @@ TEST_F(ClusterAgentsTest, OnlyVisibleGpusAreSlots) {
   EXPECT_THAT(instances.agents[0].slots[1].cpus, ElementsAre(2, 3, 6, 7));
 }
 
+TEST_F(ClusterAgentsTest, InstancesOfAGpuInMigModeAreSlots) {
+  Machine machine = with_gpus();
+  machine.gpus->front().instances = {{"MIG-1", "A MIG 1g.10gb", 0, 10'000'000'000}, {"MIG-2", "A MIG 2g.20gb", 0, 0}};
+  const ClusterAgents cluster = find_cluster("", {}, {}, machine);
+  ASSERT_THAT(ids(cluster), ElementsAre("Desk-Top:3"));
+  const auto& slots = cluster.agents[0].slots;
+  EXPECT_EQ(slots[0].gpu_uuid, "MIG-1");
+  EXPECT_EQ(slots[0].gpu_name, "A MIG 1g.10gb");
+  EXPECT_EQ(slots[0].gpu_memory, 10'000'000'000u);
+  EXPECT_EQ(slots[0].gpu, -1);
+  EXPECT_EQ(slots[1].gpu_uuid, "MIG-2");
+  EXPECT_EQ(slots[2].gpu_uuid, "GPU-c");
+}
+
 // Two NUMA nodes of two cores each.
 class NearCores : public ClusterAgentsTest {
  protected:

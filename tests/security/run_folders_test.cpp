@@ -292,8 +292,8 @@ TEST_F(RunFolders, SpecialFilesAreNamedAndNotWaitedFor) {
   const auto make = [&](const std::string& name, const std::function<void(const fs::path&)>& special) {
     const fs::path run = add(name);
     for (const char* file : {"plan.json", "metrics.jsonl", "profile/rank-0000.jsonl", "profile/agent-node0.jsonl",
-                             "profile/operators-rank-0000.json", "profile/trace-rank-0000.json.gz",
-                             "logs/rank-0000.log", "checkpoints/storage.json"}) {
+                             "profile/operators-rank-0000.json", "profile/kernels-rank-0000.json",
+                             "profile/trace-rank-0000.json.gz", "logs/rank-0000.log", "checkpoints/storage.json"}) {
       fs::create_directories((run / file).parent_path());
       fs::remove(run / file);
       special(run / file);
@@ -335,8 +335,9 @@ TEST_F(RunFolders, OutputInThePlaceOfAPipeIsNotWaitedFor) {
 
 TEST_F(RunFolders, ASparseFileOf60GbIsNamed) {
   add_good();
-  for (const std::string file : {"events.jsonl", "metrics.jsonl", "plan.json", "profile/rank-0000.jsonl",
-                                 "profile/trace-rank-0000.json.gz", "profile/operators-rank-0000.json"}) {
+  for (const std::string file :
+       {"events.jsonl", "metrics.jsonl", "plan.json", "profile/rank-0000.jsonl", "profile/trace-rank-0000.json.gz",
+        "profile/operators-rank-0000.json", "profile/kernels-rank-0000.json"}) {
     const std::string name = std::to_string(damage().size() + 1) + "-sparse";
     const fs::path run = add(name);
     if (!fs::exists(run / file)) std::ofstream(run / file).flush();

@@ -285,6 +285,45 @@ TEST_F(ExportedTest, ModulesThatAreComputedAgainAreOnePart) {
   EXPECT_THAT(refused(program, "fc"), HasSubstr("the module fc writes its input in place (aten.mul_.Tensor)"));
 }
 
+TEST_F(ExportedTest, TheLastLayerIsTakenOff) {
+  Json program = small_program();
+  Json& nodes = program["graph_module"]["graph"]["nodes"];
+  program["graph_module"]["graph"]["outputs"][0] = tensor("h");
+  program["graph_module"]["signature"]["output_specs"][0]["user_output"]["arg"] = tensor("h");
+  const Json all = nodes;
+  nodes = Json::array({all[1], all[0]});
+  const at::Tensor x = at::ones({4, 3});
+  ExportedModel model(write(program));
+  const auto taken = model.take_last_layer(0, /*least_classes=*/2);
+  EXPECT_EQ(taken.why_not, "");
+  EXPECT_EQ(taken.name, "fc.weight");
+  EXPECT_TRUE(taken.weight.is_same(model.tree()->named_parameters()["fc.weight"]));
+  EXPECT_TRUE(taken.bias.is_same(model.tree()->named_parameters()["fc.bias"]));
+  for (const bool training : {true, false}) {
+    model.tree()->train(training);
+    EXPECT_TRUE(run(model, x).equal(x));
+  }
+  const auto again = folder_.path() / "again.pt2";
+  model.save(again);
+  ExportedModel written(again);
+  EXPECT_TRUE(run(written, x).equal(at::linear(x, weight_, bias_))) << "the file has the whole model";
+
+  const auto why_not = [&](const Json& changed, std::int64_t least_classes = 1) {
+    ExportedModel whole(write(changed));
+    whole.tree()->eval();
+    const at::Tensor expected = run(whole, x);
+    const std::string why = whole.take_last_layer(0, least_classes).why_not;
+    EXPECT_TRUE(run(whole, x).equal(expected));
+    return why;
+  };
+  EXPECT_EQ(why_not(program, 3), "its last layer has 2 classes, fewer than 3");
+  EXPECT_EQ(why_not(small_program()), "its scores are the result of aten.dropout.default, not of a linear layer");
+  nodes = Json::array({all[0], all[1]});
+  EXPECT_EQ(why_not(program), "operations after its last layer use or change that layer's input");
+  nodes = Json::array({all[0], all[2]});
+  EXPECT_EQ(why_not(program), "it uses its scores itself");
+}
+
 TEST_F(ExportedTest, SaysWhyItCannotBeEvaluated) {
   EXPECT_EQ(ExportedModel(write(small_program())).program().why_no_evaluation, "");
   Json random = small_program();

@@ -71,12 +71,17 @@ TEST(CollectiveVote, CountsBatchesAndAgrees) {
     const auto window = vote.take_trace_window();
     ASSERT_TRUE(window);
     EXPECT_EQ(window->last_batch, 9);
+    EXPECT_FALSE(window->kernels_alone);
     EXPECT_FALSE(vote.take_trace_window());
     vote.begin_period(rank == 0);
     vote.announce({false, false, std::nullopt, 2});
     vote.collect();
     EXPECT_EQ(vote.batches(), 0);
     EXPECT_EQ(vote.ranks_with_batches(), 1);
+    const profile::TraceWindow kernels{.first_batch = 8, .last_batch = 8, .kernels_alone = true};
+    vote.announce({false, false, rank == 0 ? std::optional(kernels) : std::nullopt, 3});
+    vote.collect();
+    EXPECT_EQ(vote.take_trace_window(), kernels);
   });
 }
 

@@ -25,7 +25,7 @@ class Int8Exchange final : public Exchange {
       blocks_ += blocks_of(context.tensors[t].elements);
       elements_ += context.tensors[t].elements;
     }
-    bytes_ = StepMemory::rounded(blocks_ * sizeof(float) + elements_);
+    bytes_ = CodecMemory::rounded(blocks_ * sizeof(float) + elements_);
   }
 
   Work next() override { return gathered_ ? decode() : encode(); }
@@ -33,7 +33,7 @@ class Int8Exchange final : public Exchange {
 
  private:
   Work encode() {
-    gathered_ = context_.arena->claim<std::byte>(bytes_ * context_.world());
+    gathered_ = context_.memory->claim<std::byte>(bytes_ * context_.world());
     std::byte* const own = gathered_ + bytes_ * static_cast<std::size_t>(context_.communicator.rank());
     auto* scales = reinterpret_cast<float*>(own);
     auto* codes = reinterpret_cast<std::int8_t*>(own + blocks_ * sizeof(float));
@@ -83,7 +83,7 @@ class Int8Codec final : public Codec {
   std::size_t staging_bytes() const override {
     std::size_t total = 0;
     for (const GradientTensor& t : context_.tensors) {
-      total += context_.world() * StepMemory::rounded(blocks_of(t.elements) * sizeof(float) + t.elements);
+      total += context_.world() * CodecMemory::rounded(blocks_of(t.elements) * sizeof(float) + t.elements);
     }
     return total;
   }

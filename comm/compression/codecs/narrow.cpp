@@ -64,7 +64,7 @@ class NarrowExchange final : public Exchange {
       (small_ ? kernels::widen_float16 : kernels::widen_bfloat16)(narrow_, data, bucket_.count);
       return {};
     }
-    narrow_ = context_.arena->claim<std::uint16_t>(bucket_.count);
+    narrow_ = context_.memory->claim<std::uint16_t>(bucket_.count);
     const std::size_t cut =
         small_ ? narrow_float16() : kernels::narrow_bfloat16(data, narrow_, bucket_.count, scale_, limit_);
     context_.statistics.saturated += static_cast<std::int64_t>(cut);
@@ -121,7 +121,7 @@ class NarrowCodec final : public Codec {
     std::size_t total = 0;
     // A bucket's padding rounds each gradient up to 64 bytes of float32.
     for (const GradientTensor& tensor : context_.tensors) {
-      total += StepMemory::rounded(StepMemory::rounded(4 * tensor.elements) / 2);
+      total += CodecMemory::rounded(CodecMemory::rounded(4 * tensor.elements) / 2);
     }
     return total;
   }

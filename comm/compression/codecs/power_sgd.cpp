@@ -133,8 +133,8 @@ class PowerSgdExchange final : public Exchange {
 
  private:
   Work send_p() {
-    p_ = context_.arena->claim<float>(p_count_ + plain_count_);
-    q_ = context_.arena->claim<float>(q_count_);
+    p_ = context_.memory->claim<float>(p_count_ + plain_count_);
+    q_ = context_.memory->claim<float>(q_count_);
     const double world = static_cast<double>(context_.world());
     float* p = p_;
     float* plain = p_ + p_count_;
@@ -242,8 +242,8 @@ std::size_t PowerSgdCodec::staging_bytes() const {
   for (std::size_t t = 0; t < factors.size(); ++t) {
     const GradientTensor& tensor = context_.tensors[t];
     const std::size_t rank = factors[t].rank;
-    total += StepMemory::rounded((rank ? rank * tensor.rows : tensor.elements) * sizeof(float));
-    total += StepMemory::rounded(rank * tensor.columns * sizeof(float));
+    total += CodecMemory::rounded((rank ? rank * tensor.rows : tensor.elements) * sizeof(float));
+    total += CodecMemory::rounded(rank * tensor.columns * sizeof(float));
   }
   return total;
 }

@@ -102,7 +102,7 @@ class TopKCodec final : public Codec {
   std::size_t staging_bytes() const override {
     std::size_t total = 0;
     for (std::size_t t = 0; t < context_.tensors.size(); ++t) {
-      total += StepMemory::rounded(context_.world() * sent_of(t) * sizeof(Pair));
+      total += CodecMemory::rounded(context_.world() * sent_of(t) * sizeof(Pair));
     }
     return total;
   }
@@ -122,7 +122,7 @@ class TopKCodec final : public Codec {
 
 Work TopKExchange::encode() {
   for (const std::size_t t : bucket_.tensors) pairs_ += codec_.sent_of(t);
-  gathered_ = context_.arena->claim<Pair>(pairs_ * context_.world());
+  gathered_ = context_.memory->claim<Pair>(pairs_ * context_.world());
   Pair* const own = gathered_ + pairs_ * static_cast<std::size_t>(context_.communicator.rank());
   const auto unit = static_cast<float>(scale_ * static_cast<double>(context_.world()));
   Pair* next = own;

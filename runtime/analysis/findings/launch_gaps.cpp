@@ -1,4 +1,4 @@
-// GPUs that are idle because the host launches kernels more slowly than they run, as traces of some batches show it.
+// GPUs that are idle because the host launches kernels more slowly than they run, as observed batches show it.
 #include <algorithm>
 
 #include <spdlog/fmt/fmt.h>
@@ -20,7 +20,7 @@ std::vector<Finding> find_launch_gaps(const Run& run) {
                            format_percent(gaps_s / evidence.loop_s), seconds_text(window.work_before_s / launches),
                            seconds_text(window.late_launch_s / launches)),
       .evidence =
-          fmt::format("{} traced batches: the GPU worked for {} and was idle for {}, of which {} before {} of {} "
+          fmt::format("{} observed batches: the GPU worked for {} and was idle for {}, of which {} before {} of {} "
                       "kernels and copies, "
                       "whose launches came late (means of these)",
                       count_text(window.batches), seconds_text(window.busy_s), seconds_text(window.idle_s),

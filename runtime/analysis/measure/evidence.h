@@ -34,13 +34,14 @@ struct Evidence {
   ExposedCommunication exposed;
   std::vector<Contention> contention;  // as RunProfile::ranks
   Roofline roofline;
-  double loop_s = 0;     // of the slowest rank: what shares of the loop are of
-  GpuWindow gpu_window;  // of the run's traces; no batches: none has the work of a GPU
+  double loop_s = 0;               // of the slowest rank: what shares of the loop are of
+  GpuWindow gpu_window;            // of the ranks' kernel times, or else of traces; no batches: there are neither
+  bool kernels_are_timed = false;  // it is of kernel times, whose batches ran as most batches of the run
 };
 
-// Returns the seconds of a batch in which its rank's GPU waits for launches: as the traces show it, but at most what a
-// batch takes beyond the GPU's work in it, because tracing makes launches slower. Empty: not known; no trace has the
-// work of a GPU, or the run's batches are CUDA graphs, which traced batches are not.
+// Returns the seconds of a batch in which its rank's GPU waits for launches: as observed batches show it, but at most
+// what a batch takes beyond the GPU's work in it, because observing makes launches slower. Empty: not known; no batch
+// was observed, or the run's batches are CUDA graphs, which traced batches are not.
 std::optional<double> launch_gaps_of_batch_s(const Evidence& evidence);
 
 std::size_t count_hosts(const RunProfile& run);

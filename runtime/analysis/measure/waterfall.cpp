@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <string_view>
+#include <utility>
 
 #include "dtrain/base/clock.h"
 #include "measure/evidence.h"
@@ -50,8 +51,52 @@ class PhaseSums {
 constexpr std::array<std::string_view, 5> kPartsOfComputing{"hardware", "products", "memory_bound", "launch_gaps",
                                                             "slower_kernels"};
 
-// Returns the parts for computing on GPUs at the pace of the best rank: at the limits of the cards, where these are
-// known; waiting for launches, where traces show it; and the rest.
+// Returns the batches of a rank, mean over ranks.
+double batches_of_rank(const Evidence& evidence) {
+  double batches = 0;
+  for (const RankProfile& rank : evidence.run.ranks) batches += static_cast<double>(rank.step_count());
+  return batches / static_cast<double>(evidence.run.ranks.size());
+}
+
+struct PartsOfGpus {
+  std::vector<WaterfallPart> parts;
+  double exchange_s = 0;  // of CUDA graphs: in which only NCCL's kernels ran
+};
+
+// Returns the parts for computing on GPUs at the pace of the best rank, from the kernels' own times in observed
+// batches. Outside of CUDA graphs the update is a part of its own, so its kernels are no part of these.
+PartsOfGpus parts_of_kernels(double ideal_s, double optimizer_s, const Evidence& evidence) {
+  const GpuWindow& window = evidence.gpu_window;
+  const double scale = batches_of_rank(evidence) / static_cast<double>(window.batches);
+  const bool graphs = evidence.exposed.graphs_s > 0;
+  PartsOfGpus result;
+  double rest_s = ideal_s;
+  const auto take = [&](double seconds) {
+    const double taken_s = std::clamp(seconds, 0.0, rest_s);
+    rest_s -= taken_s;
+    return taken_s;
+  };
+  const auto add = [&](const char* name, const char* description, double seconds) {
+    result.parts.push_back({name, description, take(seconds)});
+  };
+  add("products", "kernels of matrix products, convolutions and attention, as observed batches show",
+      scale * window.own_of(profile::WorkKind::kProducts));
+  add("memory_bound",
+      graphs ? "the GPU's other kernels while no product ran, those of the update too, as observed batches show"
+             : "the GPU's other kernels while no product ran, without those of the update, as observed batches show",
+      scale * window.own_of(profile::WorkKind::kMemoryBound) - (graphs ? 0 : optimizer_s));
+  if (graphs) result.exchange_s = take(scale * window.own_of(profile::WorkKind::kExchange));
+  if (const auto gaps_s = launch_gaps_of_batch_s(evidence)) {
+    add("launch_gaps", "the GPU had no work because the next kernel was not launched yet, as observed batches show",
+        *gaps_s * batches_of_rank(evidence));
+  }
+  add("compute", "train_batch and graph beyond that, at the best rank's median batch: copies, other waits of the GPU",
+      rest_s);
+  return result;
+}
+
+// The same from the limits of the cards, where these are known, from waiting for launches, where traces show it, and
+// the rest.
 std::vector<WaterfallPart> parts_of_gpus(double ideal_s, const std::optional<double>& hardware_s,
                                          const Evidence& evidence) {
   std::vector<WaterfallPart> parts;
@@ -69,10 +114,8 @@ std::vector<WaterfallPart> parts_of_gpus(double ideal_s, const std::optional<dou
         memory_s);
   }
   if (const auto gaps_s = launch_gaps_of_batch_s(evidence)) {
-    double batches = 0;
-    for (const RankProfile& rank : evidence.run.ranks) batches += static_cast<double>(rank.step_count());
     add("launch_gaps", "the GPU had no work because the next kernel was not launched yet, as traced batches show",
-        std::min(rest_s, *gaps_s * batches / static_cast<double>(evidence.run.ranks.size())));
+        std::min(rest_s, *gaps_s * batches_of_rank(evidence)));
   }
   const bool divided = !parts.empty();
   parts.push_back({hardware_s ? "slower_kernels" : "compute",
@@ -99,7 +142,7 @@ std::vector<WaterfallPart> computing_parts(double ideal_s, const std::optional<d
 
 std::optional<double> launch_gaps_of_batch_s(const Evidence& evidence) {
   const GpuWindow& window = evidence.gpu_window;
-  if (window.batches == 0 || evidence.exposed.graphs_s > 0) return std::nullopt;
+  if (window.batches == 0 || (evidence.exposed.graphs_s > 0 && window.graphs == 0)) return std::nullopt;
   double wall_s = 0, batches = 0;
   for (const RankProfile& rank : evidence.run.ranks) {
     const std::int64_t pauses_ns = rank.phase_ns(Phase::kValidation) + rank.phase_ns(Phase::kCheckpoint);
@@ -107,9 +150,9 @@ std::optional<double> launch_gaps_of_batch_s(const Evidence& evidence) {
     batches += static_cast<double>(rank.step_count());
   }
   if (batches <= 0) return std::nullopt;
-  const auto traced = static_cast<double>(window.batches);
-  const double without_work_s = std::max(0.0, wall_s / batches - window.busy_s / traced);
-  return std::min(window.launch_gaps_s / traced, without_work_s);
+  const auto observed = static_cast<double>(window.batches);
+  const double without_work_s = std::max(0.0, wall_s / batches - window.busy_s / observed);
+  return std::min(window.launch_gaps_s / observed, without_work_s);
 }
 
 double Waterfall::part_s(const std::string& name) const {
@@ -150,7 +193,9 @@ Waterfall make_waterfall(const Evidence& evidence) {
       {"loading", "waiting for the next batch (dataloader_next)"},
       {"host_to_device", "copying the batch to the device (to_device)"},
       {"device_wait", "with the host's times of a run on GPUs: waiting for the GPU (device_wait)"},
-      {"exchange", "of the exposed communication (allreduce_wait), the exchange itself"},
+      {"exchange",
+       "of the exposed communication (allreduce_wait), the exchange itself; in CUDA graphs all of it, where "
+       "kernels are timed"},
       {"waiting", "the rest of it: waiting for the rank that comes last"},
       {"optimizer", "the update (optimizer_step, step_lr_schedulers)"},
       {"metrics", "fetching and reducing metrics (from_device, reduce_metrics)"},
@@ -160,13 +205,16 @@ Waterfall make_waterfall(const Evidence& evidence) {
       {"other", "within batches, in none of the phases (other)"},
       {"ended_early", "from the end of a rank's loop to that of the last rank's"},
       {"unattributed", "of the loop, in no recorded batch"}};
+  const double optimizer_s = sums.phase({Phase::kOptimizerStep, Phase::kStepLrSchedulers});
+  PartsOfGpus kernels;
+  if (evidence.kernels_are_timed) kernels = parts_of_kernels(ideal_s, optimizer_s, evidence);
   const double values[] = {compute_s - ideal_s,
                            sums.phase({Phase::kDataloaderNext}),
                            sums.phase({Phase::kToDevice}),
                            sums.phase({Phase::kDeviceWait}),
-                           evidence.exposed.exchange_s,
+                           evidence.exposed.exchange_s + kernels.exchange_s,
                            evidence.exposed.waiting_s + evidence.exposed.before_graphs_s,
-                           sums.phase({Phase::kOptimizerStep, Phase::kStepLrSchedulers}),
+                           optimizer_s,
                            sums.phase({Phase::kFromDevice, Phase::kReduceMetrics}),
                            sums.phase({Phase::kCheckpoint}),
                            sums.phase({Phase::kCallbacks}),
@@ -177,8 +225,9 @@ Waterfall make_waterfall(const Evidence& evidence) {
   static_assert(std::size(values) == 14);
   for (std::size_t i = 0; i < result.parts.size(); ++i) result.parts[i].seconds = values[i];
   const bool on_gpus = evidence.roofline.device == "cuda" || evidence.gpu_window.batches > 0;
-  std::vector<WaterfallPart> first =
-      on_gpus ? parts_of_gpus(ideal_s, hardware_s, evidence) : computing_parts(ideal_s, hardware_s);
+  std::vector<WaterfallPart> first = evidence.kernels_are_timed ? std::move(kernels.parts)
+                                     : on_gpus                  ? parts_of_gpus(ideal_s, hardware_s, evidence)
+                                                                : computing_parts(ideal_s, hardware_s);
   result.parts.insert(result.parts.begin(), first.begin(), first.end());
   for (WaterfallPart& part : result.parts) {
     if (result.wall_s > 0) part.share = part.seconds / result.wall_s;

@@ -279,7 +279,7 @@ std::optional<Prediction> predict_graphs(const Evidence& evidence, const Predict
   Prediction prediction{
       .name = "cuda_graphs", .title = "steps as CUDA graphs", .set = "optimizations.cuda_graphs=true"};
   prediction.assumption = fmt::format(
-      "in {} traced batches the GPU waited for {} of {} kernels and copies until they were launched, {} a batch; a "
+      "in {} observed batches the GPU waited for {} of {} kernels and copies until they were launched, {} a batch; a "
       "graph "
       "launches all of them at once, and they take what they took",
       count_text(window.batches), count_text(window.late_launches), count_text(window.works), seconds_text(*gaps_s));

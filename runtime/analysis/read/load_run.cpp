@@ -287,6 +287,7 @@ RunProfile load_run(const fs::path& folder) {
   if (run.name.empty()) run.name = fs::absolute(folder).lexically_normal().filename().string();
   read_dumps(folder / "profile", run);
   run.operator_counts = read_operator_counts(folder / "profile", run.warnings);
+  run.kernel_times = read_kernel_times(folder / "profile", run.warnings);
   for (const RankProfile& rank : run.ranks) {
     const auto claimed = integer(rank.header, "world_size");
     if (claimed > run.world_size && claimed <= kLargestWorld) run.world_size = static_cast<int>(claimed);

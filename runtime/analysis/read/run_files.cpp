@@ -180,26 +180,42 @@ OperatorCounts counts_from(const Json& json) {
   return counts;
 }
 
-}  // namespace
-
-std::vector<OperatorCounts> read_operator_counts(const fs::path& folder, std::vector<std::string>& warnings) {
-  std::vector<OperatorCounts> all;
+// Reads the files of a kind, of which each rank has one; ascending by rank.
+template <typename Value>
+std::vector<Value> read_of_ranks(const fs::path& folder, const std::string& prefix, Value (*read)(const Json&),
+                                 std::vector<std::string>& warnings) {
+  std::vector<Value> all;
   std::vector<fs::path> files;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename().string();
-    if (name.starts_with("operators-rank-") && name.ends_with(".json")) files.push_back(entry.path());
+    if (name.starts_with(prefix) && name.ends_with(".json")) files.push_back(entry.path());
   }
   std::sort(files.begin(), files.end());
   for (const fs::path& file : files) {
     try {
-      all.push_back(counts_from(read_json(file)));
+      all.push_back(read(read_json(file)));
     } catch (const Error& bad) {
       warnings.push_back(file.filename().string() + ": " + bad.what());
     }
   }
-  std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+  std::stable_sort(all.begin(), all.end(), [](const Value& a, const Value& b) { return a.rank < b.rank; });
   return all;
+}
+
+profile::KernelTimes kernel_times_from(const Json& json) {
+  if (!json.is_object()) throw DataError("it has no times");
+  return profile::kernel_times_of(json);
+}
+
+}  // namespace
+
+std::vector<OperatorCounts> read_operator_counts(const fs::path& folder, std::vector<std::string>& warnings) {
+  return read_of_ranks(folder, "operators-rank-", counts_from, warnings);
+}
+
+std::vector<profile::KernelTimes> read_kernel_times(const fs::path& folder, std::vector<std::string>& warnings) {
+  return read_of_ranks(folder, "kernels-rank-", kernel_times_from, warnings);
 }
 
 // The other files of the run, for its summary.

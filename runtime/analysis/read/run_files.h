@@ -75,6 +75,10 @@ std::vector<std::pair<std::string, std::filesystem::path>> monitor_dumps(const s
 std::vector<profile::OperatorCounts> read_operator_counts(const std::filesystem::path& folder,
                                                           std::vector<std::string>& warnings);
 
+// Reads profile/kernels-rank-NNNN.json in the same way.
+std::vector<profile::KernelTimes> read_kernel_times(const std::filesystem::path& folder,
+                                                    std::vector<std::string>& warnings);
+
 // Adds the facts of plan.json, events.jsonl and metrics.jsonl; each may be missing.
 void add_run_files(const RunProfile& run, RunSummary& summary);
 

@@ -11,7 +11,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "read/json_fields.h"
-#include "trace/gpu_window.h"
 #include "trace/trace_reader.h"
 
 namespace dtrain::analysis {
@@ -36,7 +35,6 @@ constexpr std::string_view kElementWise =
     "glu* fusedadam* fusedsgd* fusedadagrad* foreachadd* foreachmul* foreachdiv* foreachsqrt* foreachaddcmul* "
     "foreachaddcdiv* foreachlerp* amp*";
 // Parts of the names of GPU kernels, tried in this order.
-constexpr std::string_view kContractionKernels = "gemm gemv conv xmma cutlass fmha flash wgrad dgrad";
 constexpr std::string_view kNormalisationKernels = "softmax norm reduce bnfw bnbw nllloss";
 constexpr std::string_view kElementWiseKernels = "elementwise vectorized multitensorapply dropout relu";
 
@@ -145,15 +143,24 @@ void charge(std::vector<Span>& spans, Device& device) {
   while (!stack.empty()) close();
 }
 
+// Returns the number that links a call of the CUDA runtime and the work that it launched; 0: the event has none.
+std::int64_t correlation_of(std::string_view args) {
+  constexpr std::string_view kKey = "\"correlation\":";
+  const auto found = args.find(kKey);
+  if (found == std::string_view::npos) return 0;
+  args.remove_prefix(found + kKey.size());
+  args.remove_prefix(std::min(args.find_first_not_of(' '), args.size()));
+  return take_number<std::int64_t>(args).value_or(0);
+}
+
 void add_file(const std::filesystem::path& path, Operators& result, Device& cpu, Device& gpu, std::set<int>& ranks) {
   TraceReader reader(path);
   std::map<std::string, std::vector<Span>> threads;
   std::vector<Span> communication;
   std::string training_thread;
-  GpuWindowCounter window;
+  profile::GpuWindowCounter window;
   reader.each([&](const RawEvent& event) {
     if (event.ph != "\"X\"") return;
-    window.add(event);
     const std::string_view category = unquoted(event.category);
     const double start = event.ts_us();
     const double end = start + event.dur_us();
@@ -164,6 +171,9 @@ void add_file(const std::filesystem::path& path, Operators& result, Device& cpu,
       ++totals.calls;
       totals.self_us += end - start;
       totals.total_us += end - start;
+      window.add_work(unquoted(event.name), start, end, correlation_of(event.args));
+    } else if (category == "cuda_runtime" || category == "cuda_driver") {
+      window.add_call(unquoted(event.name), end, correlation_of(event.args));
     } else if (category == "phase" && unquoted(event.name) == "allreduce_wait") {
       communication.push_back({start, end, kCommunication});
     } else if (category == "user_annotation" && unquoted(event.name).starts_with("ProfilerStep#")) {
@@ -205,18 +215,6 @@ Json device_json(const DeviceOperators& device) {
   return {{"seconds", device.seconds}, {"operators", rows}, {"classes", kinds}};
 }
 
-Json window_json(const GpuWindow& window) {
-  if (window.batches == 0) return nullptr;
-  return {{"batches", window.batches},
-          {"works", window.works},
-          {"busy_s", window.busy_s},
-          {"idle_s", window.idle_s},
-          {"late_launches", window.late_launches},
-          {"launch_gaps_s", window.launch_gaps_s},
-          {"late_launch_s", window.late_launch_s},
-          {"work_before_s", window.work_before_s}};
-}
-
 }  // namespace
 
 std::string_view name_of(OperatorKind kind) {
@@ -235,7 +233,7 @@ OperatorKind kind_of_operator(std::string_view name) {
   if (name.starts_with("aten::") || name.starts_with("torch::") || name.find("Backward") != std::string_view::npos) {
     return OperatorKind::kOther;
   }
-  if (mentioned(kContractionKernels, text)) return OperatorKind::kContraction;
+  if (profile::is_product_kernel(text)) return OperatorKind::kContraction;
   if (mentioned(kNormalisationKernels, text)) return OperatorKind::kNormalisation;
   if (mentioned(kElementWiseKernels, text)) return OperatorKind::kElementWise;
   return OperatorKind::kOther;
@@ -265,7 +263,7 @@ Operators operators_of_run(const std::filesystem::path& run_folder) {
 Json to_json(const Operators& operators) {
   return {{"cpu", device_json(operators.cpu)},
           {"gpu", device_json(operators.gpu)},
-          {"gpu_window", window_json(operators.gpu_window)},
+          {"gpu_window", operators.gpu_window.batches > 0 ? profile::to_json(operators.gpu_window) : Json()},
           {"ranks", operators.ranks},
           {"traced_batches", operators.batches},
           {"notes", operators.notes}};

@@ -106,6 +106,27 @@ Json whole_parameters_need() {
       allows({{"optimizations.sharded_optimizer", not_true}, {"optimizations.sharded_gradients", not_true}}));
 }
 
+// What acts on the engine's loop, and so has no effect on a script with a loop and an optimizer of its own.
+constexpr const char* kOfTheLoop[] = {"model",
+                                      "data",
+                                      "initial_weights",
+                                      "early_stopping",
+                                      "min_validation_period",
+                                      "perform_initial_validation",
+                                      "min_checkpoint_period",
+                                      "checkpoint_policy",
+                                      "checkpoint_storage",
+                                      "records_per_epoch",
+                                      "on_non_finite",
+                                      "reproducibility"};
+
+Json what_acts_on_scripts() {
+  Json allowed;
+  for (const char* const key : kOfTheLoop) allowed["properties"][key] = false;
+  allowed["properties"]["optimizations"] = {{"propertyNames", {{"enum", {"matmul", "operators"}}}}};
+  return if_then(is_given("as_is", {{"enum", {"exchange", "record"}}}), std::move(allowed));
+}
+
 Json what_tls_supports() {
   Json supported = allows({{"communication.backend", {{"not", {{"enum", {"mpi", "hierarchical"}}}}}}});
   supported.update(if_then(is_given("resources.slot_type", {{"const", "cuda"}}),
@@ -160,7 +181,32 @@ void check_more_inputs(Section& root, const ModelData& data) {
                                      ": give the transforms of both the same");
 }
 
+bool acts_on_scripts(const std::string& optimization) {
+  return optimization == "matmul" || optimization == "operators";
+}
+
+void refuse_beside_as_is(Section& root, AsIs as_is) {
+  const std::string why =
+      std::string("has no effect on an unchanged script (as_is: ") + word_of(kAsIs, as_is) +
+      "), which has a loop and an optimizer of its own; leave it out, or call dtrain.init() in the script";
+  for (const char* const key : kOfTheLoop) {
+    if (root.find_at(key)) root.refuse(key, why);
+  }
+  const Value* optimizations = root.find_at("optimizations");
+  if (!optimizations || !optimizations->is_map()) return;
+  for (const Entry& entry : optimizations->entries) {
+    if (!acts_on_scripts(entry.key)) root.refuse("optimizations." + entry.key, why);
+  }
+}
+
 void check_together(Section& root, const Experiment& experiment) {
+  if (experiment.as_is != AsIs::kOff) {
+    const std::vector<std::string>& words = experiment.entrypoint;
+    if (words.empty() || !words.front().ends_with(".py")) {
+      root.refuse("as_is", "is for a Python script: entrypoint must be a file that ends in .py");
+    }
+    refuse_beside_as_is(root, experiment.as_is);
+  }
   constexpr const char* kNoValidation =
       "has no effect without min_validation_period: it is decided after each validation";
   const Optimizations& optimizations = experiment.optimizations;

@@ -238,6 +238,20 @@ std::string limit_rows(const char* name, const std::map<std::string, double>& of
   return text;
 }
 
+std::string exchange_rows(const profile::GpuExchange& exchange) {
+  std::string text;
+  const std::string between = " between " + std::to_string(exchange.gpus) + " GPUs";
+  for (const auto& [name, rates] : {std::pair("NCCL all-reduce", &exchange.all_reduce_gb_s),
+                                    std::pair("NCCL all-gather", &exchange.all_gather_gb_s)}) {
+    bool is_first = true;
+    for (const auto& [bytes, rate] : *rates) {
+      text += limit_row(std::exchange(is_first, false) ? name : "", rate, "GB/s",
+                        "of " + format_bytes(static_cast<double>(bytes)) + between);
+    }
+  }
+  return text;
+}
+
 std::string whole_percent(double value) {
   return std::to_string(std::lround(value)) + "%";
 }
@@ -317,6 +331,8 @@ std::string render_gpu_limits(std::span<const profile::GpuLimits> all) {
     }
     if (limits.launch_us)
       text += limit_row("launch", *limits.launch_us, "us", "of an operator that does nearly nothing");
+    text += limits.exchange ? exchange_rows(*limits.exchange)
+                            : std::string("  NCCL              not measured: that takes two GPUs of this kind\n");
   }
   return text;
 }

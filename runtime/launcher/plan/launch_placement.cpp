@@ -318,6 +318,17 @@ void check_gpus_are_free(PlacedLaunch& placed) {
   }
 }
 
+// ConfigError: there are several ranks, and one is on a MIG instance.
+void refuse_ranks_on_instances(const PlacedLaunch& placed) {
+  const auto is_instance = [](const rank::RankPlacement& rank) {
+    return rank.gpu && rank.gpu->uuid.starts_with("MIG-");
+  };
+  if (placed.ranks.size() < 2 || std::ranges::none_of(placed.ranks, is_instance)) return;
+  throw ConfigError("resources.slots_per_trial is " + std::to_string(placed.ranks.size()) +
+                        ", but slots are parts of GPUs (MIG instances), and NCCL does not connect these",
+                    "use slots_per_trial: 1, in a run for each instance, or end MIG mode: sudo nvidia-smi -mig 0");
+}
+
 // Chooses the network of the ranks if they have several hosts. Adds a warning if several networks are common.
 void settle_network(PlacedLaunch& placed, const RemoteCommand& remote) {
   std::vector<std::string> hosts;  // as the remote shell names them; "" is this host
@@ -414,6 +425,7 @@ PlacedLaunch place_launch(const LaunchPlan& plan, const scheduler::Claim& claim,
     placed.placement.push_back({share.agent, static_cast<int>(share.slots.size())});
   }
   placed.ranks = ranks_on(plan, claim);
+  refuse_ranks_on_instances(placed);
   if (look) check_gpus_are_free(placed);
   if (look && look->remote) {
     if (plan.launcher().type != config::LauncherType::kLocal) settle_network(placed, look->remote);

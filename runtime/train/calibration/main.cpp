@@ -1,6 +1,7 @@
 // dtrain-calibrate --threads T [--most-threads M] --ranks N [--cpus 0,1:2,3]: measures the limits of this machine for a
 // rank, as a process beside dtrain that may link libtorch. Prints one line of JSON: {"libtorch", "seconds", "limits"}.
 // dtrain-calibrate --gpu I: measures the limits of a visible GPU: {"libtorch", "seconds", "gpu_limits"}.
+// dtrain-calibrate --gpus N: measures NCCL between the first N visible GPUs: {"libtorch", "seconds", "exchange"}.
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,6 +23,7 @@
 #include <torch/version.h>
 #include <CLI/CLI.hpp>
 
+#include "calibration/gpu_exchange.h"
 #include "calibration/gpu_workloads.h"
 #include "calibration/rank_processes.h"
 #include "calibration/workloads.h"
@@ -215,6 +217,10 @@ Json measure_gpu_number(int gpu) {
   return {{"gpu_limits", profile::to_json(measure_gpu(train::open_device(gpu)))}};
 }
 
+Json measure_gpus(int gpus) {
+  return {{"exchange", profile::to_json(measure_exchange(gpus))}};
+}
+
 // Parses the CPUs of each rank: "0,1:2,3" for two ranks. Empty: no CPUs.
 std::vector<std::vector<int>> cpus_of(const std::string& text) {
   std::vector<std::vector<int>> ranks;
@@ -235,7 +241,7 @@ int main(int argc, char** argv) {
   const auto start = Watch::now();
   Setting setting;
   std::string cpus;
-  std::optional<int> gpu;
+  std::optional<int> gpu, gpus;
   CLI::App app(
       "Measures the limits of this machine for a rank of dtrain. dtrain starts it; dtrain doctor --bench shows "
       "the figures.");
@@ -251,10 +257,12 @@ int main(int argc, char** argv) {
           "CPUS"));
   app.add_option("--gpu", gpu, "Measure this GPU instead, by its number among those that CUDA shows")
       ->check(CLI::Range(0, 4096));
+  app.add_option("--gpus", gpus, "Measure NCCL between so many GPUs instead, the first that CUDA shows")
+      ->check(CLI::Range(2, 4096));
   CLI11_PARSE(app, argc, argv);
   try {
     setting.cpus = cpus_of(cpus);
-    const dtrain::Json measured = gpu ? measure_gpu_number(*gpu) : measure_rank(setting);
+    const dtrain::Json measured = gpus ? measure_gpus(*gpus) : gpu ? measure_gpu_number(*gpu) : measure_rank(setting);
     const std::chrono::duration<double> seconds = Watch::now() - start;
     dtrain::Json answer = {{"libtorch", TORCH_VERSION}, {"seconds", seconds.count()}};
     answer.update(measured);

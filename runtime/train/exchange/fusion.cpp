@@ -109,6 +109,8 @@ Json Fusion::cache_key(const FlatParameters& parameters, const std::vector<std::
           {"hosts", hosts},
           {"backend", std::string(run_.device_communicator.backend())},
           {"compression", json_of(options_.compression)},
+          {"precision", options_.precision},
+          {"gpu", options_.gpu},
           {"threads", at::get_num_threads()}};
 }
 

@@ -56,7 +56,9 @@ struct FusionOptions {
   // Further facts on which an answer of the tuner depends.
   std::int64_t batch_per_rank = 0;
   int aggregation_frequency = 1;
-  bool sharded = false;  // during the tuning
+  bool sharded = false;   // during the tuning
+  std::string precision;  // "bf16"
+  std::string gpu;        // its name; empty: the CPU
 };
 
 class Fusion {

@@ -27,16 +27,6 @@ std::string chosen_module(const std::string& module, const std::vector<std::stri
 }
 
 template <typename Use>
-void for_each_operand(const Instruction& instruction, Use use) {
-  for (const Operand& operand : instruction.operands) {
-    if (operand.value != kNoValue) use(operand);
-    for (const Operand& item : operand.items) {
-      if (item.value != kNoValue) use(item);
-    }
-  }
-}
-
-template <typename Use>
 void for_each_result(const Instruction& instruction, Use use) {
   for (const Result& result : instruction.results) {
     if (result.value != kNoValue) use(result.value);

@@ -181,6 +181,23 @@ void ExportedModel::checkpoint_modules(const std::string& patterns, const std::s
   runner_->checkpoint(checkpointed_parts(program_, patterns, key), std::move(run));
 }
 
+ExportedModel::TakenLayer ExportedModel::take_last_layer(std::size_t output, std::int64_t least_classes) {
+  const auto found = last_layer(program_, output);
+  if (const auto* why_not = std::get_if<std::string>(&found)) return {{}, {}, {}, *why_not};
+  const LastLayer& layer = std::get<LastLayer>(found);
+  TakenLayer taken{layer.weight->name, runner_->stored(*layer.weight),
+                   layer.bias ? runner_->stored(*layer.bias) : at::Tensor(), ""};
+  if (taken.weight.dim() != 2 || taken.weight.size(0) < least_classes) {
+    taken.why_not = "its last layer has " + std::to_string(taken.weight.size(0)) + " classes, fewer than " +
+                    std::to_string(least_classes);
+  } else if (runner_->checkpoints(layer.instruction)) {
+    taken.why_not = "its last layer belongs to a module that is computed again in backward";
+  } else {
+    runner_->leave_out(layer);
+  }
+  return taken;
+}
+
 void ExportedModel::save(const fs::path& path) const {
   Tensors weights;
   for (const auto& item : tree_->named_parameters()) weights.emplace(item.key(), item.value().detach());

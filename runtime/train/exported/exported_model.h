@@ -57,6 +57,16 @@ class ExportedModel {
   // exported for, or the operator and module that failed.
   std::vector<at::Tensor> forward(std::span<const at::Tensor> inputs);
 
+  // The linear layer [classes, features] that makes an output.
+  struct TakenLayer {
+    std::string name;         // of the weight: "head.weight"
+    at::Tensor weight, bias;  // undefined bias: none
+    std::string why_not;      // the continuation of "because"; empty: the layer is taken
+  };
+  // Takes the layer off if its result has no other use and it has at least `least_classes` classes: from then on
+  // forward() returns the layer's input in the output's place. Called after checkpoint_modules().
+  TakenLayer take_last_layer(std::size_t output, std::int64_t least_classes);
+
   // Throws an Error if the program was not exported for batches of this number of samples.
   void check_samples(std::int64_t samples) const { shapes_.check_samples(samples); }
 

@@ -122,6 +122,17 @@ struct Instruction {
   bool always_trains = false;  // dropout that its author keeps on in evaluation
 };
 
+// Calls `use` with each operand that is a value, also those in lists.
+template <typename Use>
+void for_each_operand(const Instruction& instruction, Use use) {
+  for (const Operand& operand : instruction.operands) {
+    if (operand.value != kNoValue) use(operand);
+    for (const Operand& item : operand.items) {
+      if (item.value != kNoValue) use(item);
+    }
+  }
+}
+
 // A dimension of an input: a number, or an expression of symbols.
 using Dimension = std::variant<std::int64_t, Expression>;
 

@@ -172,6 +172,7 @@ void Runner::number(const Instruction& instruction) {
 
 void Runner::run_instructions(std::size_t first, std::size_t last, bool training, Regions& regions) {
   for (std::size_t i = first; i < last; ++i) {
+    if (left_out_ && i == left_out_->instruction) continue;
     const Instruction& instruction = program_.instructions[i];
     failed_ = &instruction;
     if (instruction.kind == Kind::kOperator) {
@@ -189,6 +190,12 @@ void Runner::run_instructions(std::size_t first, std::size_t last, bool training
 void Runner::checkpoint(std::vector<CheckpointedPart> parts, RunCheckpointed run) {
   parts_ = std::move(parts);
   run_checkpointed_ = std::move(run);
+}
+
+bool Runner::checkpoints(std::size_t instruction) const {
+  return std::any_of(parts_.begin(), parts_.end(), [&](const CheckpointedPart& part) {
+    return part.first <= instruction && instruction < part.last;
+  });
 }
 
 // Uses separate values, for backward calls it again after the program's values have been released.
@@ -277,8 +284,11 @@ std::vector<at::Tensor> Runner::run(std::span<const at::Tensor> inputs, bool tra
     values_[index(update.buffer)].toTensor().copy_(values_[index(update.value)].toTensor());
   }
   std::vector<at::Tensor> outputs;
-  for (const Output& output : program_.outputs)
-    outputs.push_back(output.is_tensor ? values_[index(output.value)].toTensor() : at::Tensor());
+  for (std::size_t i = 0; i < program_.outputs.size(); ++i) {
+    const Output& output = program_.outputs[i];
+    const Value value = left_out_ && i == left_out_->output ? left_out_->input : output.value;
+    outputs.push_back(output.is_tensor ? values_[index(value)].toTensor() : at::Tensor());
+  }
   return outputs;
 }
 

@@ -6,9 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -56,6 +58,18 @@ struct CheckpointedPart {
 std::vector<CheckpointedPart> checkpointed_parts(const Program& program, const std::string& patterns,
                                                  const std::string& key);
 
+// The linear layer that makes an output of the program, and whose result has no other use.
+struct LastLayer {
+  std::size_t output = 0;       // index in Program::outputs
+  std::size_t instruction = 0;  // index in Program::instructions
+  Value input = kNoValue;
+  const Stored* weight = nullptr;
+  const Stored* bias = nullptr;  // null: none
+};
+
+// Returns the layer, or why there is none that may be left out, as the continuation of "because".
+std::variant<LastLayer, std::string> last_layer(const Program& program, std::size_t output);
+
 // Calls a function with tensors and returns its result. Backward calls the function again, so that its activations need
 // not be kept (dtrain/train/gradient_checkpointing.h).
 using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
@@ -73,6 +87,14 @@ class Runner {
 
   // Lets `run` compute these parts of the program again in backward. `parts`: in the program's order.
   void checkpoint(std::vector<CheckpointedPart> parts, RunCheckpointed run);
+
+  // True if backward computes the instruction again.
+  bool checkpoints(std::size_t instruction) const;
+
+  // From then on run() leaves the layer out, and returns its input in the place of the output.
+  void leave_out(const LastLayer& layer) { left_out_ = layer; }
+  // Returns the tensor that the program shares with training.
+  at::Tensor stored(const Stored& stored) const { return values_[index(stored.value)].toTensor(); }
 
   // `inputs`: in the order of program.inputs, already checked. Returns program.outputs in their order; undefined: the
   // output is no tensor. Passes on an operator's exception; failed() returns its instruction.
@@ -102,6 +124,7 @@ class Runner {
   std::vector<bool> is_stored_;
   std::vector<std::pair<Value, at::Tensor>> constants_;  // the tensors that move_to() moves
   at::Device device_ = at::kCPU;
+  std::optional<LastLayer> left_out_;
   std::vector<CheckpointedPart> parts_;
   RunCheckpointed run_checkpointed_;
   const Instruction* failed_ = nullptr;

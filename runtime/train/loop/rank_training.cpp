@@ -164,6 +164,8 @@ StepOptions step_options(const rank::RankSession& session, const TrialContext::W
   }
   options.fusion.cache_folder = session.cache_folder();
   options.fusion.batch_per_rank = session.batch_per_rank();
+  options.fusion.precision = config::word_of(config::kPrecisions, options.precision);
+  options.fusion.gpu = session.gpu_name();
   return options;
 }
 
@@ -243,17 +245,29 @@ void save_final(rank::RankSession& session, Trial& trial, const torch::nn::Modul
 
 }  // namespace
 
-bool RankTraining::open(int argc, char** argv, bool for_model) {
+std::unique_ptr<rank::RankSession> start_session(int argc, char** argv, bool for_model, int& exit_code) {
   rank::RankOptions options = rank::parse_rank_arguments(argc, argv);
   options.for_model = for_model;
   options.versions = {{"libtorch", TORCH_VERSION}};
-  keep_freed_memory();
   try {
-    session_ = rank::RankSession::start(options);
+    return rank::RankSession::start(options);
   } catch (const std::exception& error) {
-    exit_code_ = rank::exit_code_of(error);
-    return false;
+    exit_code = rank::exit_code_of(error);
+    return nullptr;
   }
+}
+
+void use_fast_operators(rank::RankSession& session) {
+  keep_freed_memory();
+  choose_rank_matmul(session);
+  set_threads(session.world());
+  if (session.experiment().optimizations.operators == config::Operators::kAuto) use_own_operators();
+}
+
+bool RankTraining::open(int argc, char** argv, bool for_model) {
+  keep_freed_memory();
+  session_ = start_session(argc, argv, for_model, exit_code_);
+  if (!session_) return false;
   try {
     open_device();
   } catch (...) {

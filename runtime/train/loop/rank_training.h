@@ -13,6 +13,14 @@
 
 namespace dtrain::train {
 
+// Starts the session of a rank program with these arguments. Null: it could not start, `exit_code` says how the process
+// ends, and the error is reported. Collective.
+std::unique_ptr<rank::RankSession> start_session(int argc, char** argv, bool for_model, int& exit_code);
+
+// Makes libtorch's own operators faster on this process's cores, as the experiment wants it: threads, memory that
+// stays with the process, matrix products, own operators. To be called before libtorch first computes anything.
+void use_fast_operators(rank::RankSession& session);
+
 class RankTraining {
  public:
   // Starts the rank and opens its device. Returns false if it could not start; the error is reported then. Collective.

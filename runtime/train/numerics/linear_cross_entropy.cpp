@@ -1,7 +1,7 @@
 // Method: Hsu et al., "Liger Kernel: Efficient Triton Kernels for LLM Training" (arXiv:2410.10989), section 3.2: chunks
 // of rows, whose gradients forward computes. Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models"
 // (arXiv:2411.09009) describes what the scores cost otherwise.
-#include "dtrain/train/linear_cross_entropy.h"
+#include "numerics/linear_cross_entropy.h"
 
 #include <algorithm>
 #include <string>
@@ -31,6 +31,7 @@ struct Settings {
   at::ScalarType loss = at::kFloat;     // type of the result
   // Which gradients are needed.
   bool of_input = false, of_weight = false, of_bias = false;
+  SeeScores see{};
 
   bool has_gradients() const { return of_input || of_weight || of_bias; }
   at::ScalarType sums() const { return product == at::kDouble ? at::kDouble : at::kFloat; }
@@ -94,6 +95,7 @@ class Chunks {
       at::mm_out(scores, input, weight_.t());
     }
     if (width_ > classes()) padded.narrow(1, classes(), width_ - classes()).fill_(-INFINITY);
+    if (settings_.see) settings_.see(scores, target);
     const at::Tensor of_losses = losses.narrow(0, begin, count);
     if (has_kernel_) {
       replace_by_kernel(padded, target, of_losses);
@@ -272,21 +274,18 @@ bool is_summed_linear_cross_entropy(const torch::autograd::Node* node) {
   return ours && ours->ctx_.saved_data.at("is_sum").toBool();
 }
 
-}  // namespace dtrain::train
-
-namespace dtrain {
-
 at::Tensor linear_cross_entropy(const at::Tensor& input, const at::Tensor& linear_weight, const at::Tensor& target,
-                                const LinearCrossEntropyOptions& options) {
-  using namespace train;
+                                const LinearCrossEntropyOptions& options, const SeeScores& see) {
   check_shapes(input, linear_weight, target, options);
   const at::Tensor& bias = options.linear_bias;
   const Optional given_bias = bias.defined() ? Optional(bias) : std::nullopt;
   const at::Tensor rows = input.reshape({-1, input.size(-1)}), targets = target.reshape({-1});
   if (!has_elements(input, input) || !has_elements(linear_weight, input) || !has_elements(target, input) ||
       (bias.defined() && !has_elements(bias, input))) {
-    return at::cross_entropy_loss(at::linear(rows, linear_weight, given_bias), targets, {}, options.reduction,
-                                  options.ignore_index, options.label_smoothing);
+    const at::Tensor scores = at::linear(rows, linear_weight, given_bias);
+    if (see) see(scores.detach(), targets);
+    return at::cross_entropy_loss(scores, targets, {}, options.reduction, options.ignore_index,
+                                  options.label_smoothing);
   }
   const bool autocast = at::autocast::is_autocast_enabled(input.device().type());
   const bool differentiated = at::GradMode::is_enabled();
@@ -300,9 +299,19 @@ at::Tensor linear_cross_entropy(const at::Tensor& input, const at::Tensor& linea
   settings.of_input = differentiated && input.requires_grad();
   settings.of_weight = differentiated && linear_weight.requires_grad();
   settings.of_bias = differentiated && bias.defined() && bias.requires_grad();
+  settings.see = see;
   const c10::DeviceGuard on_device(input.device());
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return LinearCrossEntropy::apply(rows, linear_weight, given_bias, targets, settings);
+}
+
+}  // namespace dtrain::train
+
+namespace dtrain {
+
+at::Tensor linear_cross_entropy(const at::Tensor& input, const at::Tensor& linear_weight, const at::Tensor& target,
+                                const LinearCrossEntropyOptions& options) {
+  return train::linear_cross_entropy(input, linear_weight, target, options, {});
 }
 
 }  // namespace dtrain

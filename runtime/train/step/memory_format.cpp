@@ -124,11 +124,12 @@ Json MemoryFormat::key() const {
           {"libtorch", TORCH_VERSION},
           {"processor", processor.name + " " + processor.revision},
           {"device", parameters_.memory().device().str()},
+          {"gpu", options_.fusion.gpu},
           {"threads", at::get_num_threads()},
           {"ranks", run_.world.size},
           {"parameters", shapes},
           {"batch", options_.fusion.batch_per_rank},
-          {"precision", config::word_of(config::kPrecisions, options_.precision)}};
+          {"precision", options_.fusion.precision}};
 }
 
 std::optional<bool> MemoryFormat::remembered() const {

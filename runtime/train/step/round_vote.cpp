@@ -1,6 +1,7 @@
 #include "step/round_vote.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <iterator>
 
 namespace dtrain::train {
@@ -39,7 +40,7 @@ void CollectiveVote::announce(const Announcement& mine) {
   sent.values[1] = flag(mine.stop, 0) | flag(mine.saver_busy, 1) | flag(mine.wants_checkpoint, 2);
   sent.values[2] = has_batch_ ? 1 : 0;
   sent.values[3] = mine.trace ? mine.trace->first_batch : 0;
-  sent.values[4] = mine.trace ? mine.trace->last_batch : 0;
+  sent.values[4] = mine.trace ? (mine.trace->kernels_alone ? -1 : 1) * mine.trace->last_batch : 0;
   const std::int64_t digests[] = {mine.has_batch ? short_digest(mine.rates + static_cast<std::uint64_t>(rounds_)) : 0,
                                   mine.has_batch ? short_digest(mine.place) : 0};
   for (std::size_t i = 0; i < std::size(digests); ++i) {
@@ -73,7 +74,7 @@ void CollectiveVote::read(const Sent& sent) {
   saver_busy_ = count_in(sent.values[1], 1) > 0;
   checkpoint_wanted_ = count_in(sent.values[1], 2) > 0;
   if (last_.stop && !stop_round_) stop_round_ = rounds_ - static_cast<std::int64_t>(sent_.size()) + 1;
-  if (sent.values[3] > 0) trace_window_ = {sent.values[3], sent.values[4]};
+  if (sent.values[3] > 0) trace_window_ = {sent.values[3], std::abs(sent.values[4]), sent.values[4] < 0};
   non_finite_.add_round(std::span(sent.values).subspan<kFirstOfNonFinite>(), sent.last_batch);
   compare(sent, kFirstOfDigests + 2, Difference::kPlace);
   compare(sent, kFirstOfDigests, Difference::kRates);

@@ -99,8 +99,8 @@ class CollectiveVote final : public RoundVote {
 
  private:
   // The words: flags (batches, batches that fit a graph, batches that count for all); flags (wishes to stop, busy
-  // savers, wishes for a checkpoint); ranks that have had a batch in this period; rank 0's trace window (0: none); two
-  // digests, each with its square; the words of NonFinite.
+  // savers, wishes for a checkpoint); ranks that have had a batch in this period; rank 0's trace window (0: none;
+  // a negative end: of kernels alone); two digests, each with its square; the words of NonFinite.
   static constexpr std::size_t kFirstOfDigests = 5;
   static constexpr std::size_t kFirstOfNonFinite = 9;
   struct Sent {

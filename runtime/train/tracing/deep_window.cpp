@@ -4,27 +4,24 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <set>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include <ATen/record_function.h>
-#include <torch/csrc/autograd/profiler_kineto.h>
 
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/limits.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/network.h"
+#include "tracing/kineto_session.h"
 
 namespace dtrain::train {
 
 namespace {
 
 using torch::profiler::impl::ActivityType;
-using torch::profiler::impl::ProfilerConfig;
-using torch::profiler::impl::ProfilerState;
 
 // An event between two readings of dtrain's clock relates the two clocks. The tightest of a few pairs is used.
 constexpr const char* kClockMark = "dtrain.clock";
@@ -70,15 +67,6 @@ std::vector<profile::TraceClockPoint> clock_points(const torch::autograd::profil
   return points;
 }
 
-constexpr const char* kNoGpuEvents =
-    "the work of the GPU: libtorch's profiler could not start CUPTI, and its lines in the rank's log say why; where it "
-    "may not (CUPTI_ERROR_INSUFFICIENT_PRIVILEGES), set NVreg_RestrictProfilingToAdminUsers=0 for the driver";
-
-bool has_gpu_events(const torch::autograd::profiler::ProfilerResult& result) {
-  const auto& events = result.events();
-  return std::any_of(events.begin(), events.end(), [](const auto& event) { return event.deviceType() == at::kCUDA; });
-}
-
 // libtorch numbers its records only if a callback asks for numbers, and the profiler's callback does not.
 std::unique_ptr<at::ObserverContext> want_numbers(const at::RecordFunction& /*recorded*/) {
   return nullptr;
@@ -93,7 +81,7 @@ class KinetoTrace {
               bool with_gpu)
       : result_(std::move(result)),
         clock_(clock_points(*result_, readings)),
-        missing_(with_gpu && !has_gpu_events(*result_) ? kNoGpuEvents : "") {}
+        missing_(with_gpu && !has_gpu_events(*result_) ? std::string("the work of the GPU: ") + kNoCupti : "") {}
   // Chrome trace JSON, not compressed. A full disk is not reported: the reader must check the file.
   void save(const std::filesystem::path& path) { result_->save(path.string()); }
   const std::vector<profile::TraceClockPoint>& clock() const { return clock_; }
@@ -111,26 +99,17 @@ class KinetoTrace {
 class KinetoRecording {
  public:
   // c10::Error when another profiler is active.
-  KinetoRecording(const Clock& clock, bool with_gpu) : clock_(clock), with_gpu_(with_gpu) {
-    const ProfilerConfig config(ProfilerState::KINETO);
-    std::set<ActivityType> activities{ActivityType::CPU};
-    if (with_gpu) activities.insert(ActivityType::CUDA);
-    torch::autograd::profiler::prepareProfiler(config, activities);
-    torch::autograd::profiler::enableProfiler(config, activities);
-    is_open_ = true;
-    numbering_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&want_numbers).needsIds(true));
+  KinetoRecording(const Clock& clock, bool with_gpu)
+      : clock_(clock),
+        with_gpu_(with_gpu),
+        session_(with_gpu ? Activities{ActivityType::CPU, ActivityType::CUDA} : Activities{ActivityType::CPU}),
+        numbering_(at::addThreadLocalCallback(at::RecordFunctionCallback(&want_numbers).needsIds(true))) {
     read_clocks(clock, readings_);
   }
   // Discards a recording that was not stopped.
   ~KinetoRecording() {
-    if (!is_open_) return;
-    try {
-      step_.reset();
-      close();
-      torch::autograd::profiler::disableProfiler();
-    } catch (const std::exception&) {
-      // The trace is discarded.
-    }
+    step_.reset();
+    if (is_open_) at::removeCallback(numbering_);
   }
   KinetoRecording& operator=(KinetoRecording&&) = delete;
 
@@ -148,29 +127,26 @@ class KinetoRecording {
   std::unique_ptr<KinetoTrace> stop() {
     end_step();
     read_clocks(clock_, readings_);
-    close();
-    return std::make_unique<KinetoTrace>(torch::autograd::profiler::disableProfiler(), readings_, with_gpu_);
+    is_open_ = false;
+    at::removeCallback(numbering_);
+    return std::make_unique<KinetoTrace>(session_.stop(), readings_, with_gpu_);
   }
 
  private:
-  void close() {
-    is_open_ = false;
-    at::removeCallback(numbering_);
-  }
-
   const Clock& clock_;
   const bool with_gpu_;
+  KinetoSession session_;
+  at::CallbackHandle numbering_;
   std::vector<Reading> readings_;
   std::optional<at::RecordFunction> step_;
-  at::CallbackHandle numbering_{};
   std::uint64_t first_handle_ = 0, last_handle_ = 0;  // of the marks of the first and the last step
-  bool is_open_ = false;
+  bool is_open_ = true;
 };
 
 using profile::TraceWindow;
 
 DeepWindow::DeepWindow(rank::RankSession& session, bool with_gpu, std::function<void()> settle)
-    : session_(session), with_gpu_(with_gpu), settle_(std::move(settle)) {
+    : session_(session), with_gpu_(with_gpu), settle_(std::move(settle)), watch_(session, with_gpu, settle_) {
   if (const auto trace = session.experiment().profiling.traced()) {
     configured_ = TraceWindow{trace->begin_on_batch, trace->end_after_batch};
     schedule_.add(*configured_);
@@ -185,7 +161,7 @@ DeepWindow::~DeepWindow() {
 
 std::optional<TraceWindow> DeepWindow::wanted(std::int64_t batch, std::int64_t rounds) {
   const auto asked = session_.take_trace_request();
-  if (!asked) return std::nullopt;
+  if (!asked) return kernels_wanted(batch, batch + rounds);
   if (session_.world().rank != 0) {
     session_.log()->warn("a signal asked this rank for a trace; send the signal to rank 0");
     return std::nullopt;
@@ -209,14 +185,26 @@ std::optional<TraceWindow> DeepWindow::wanted(std::int64_t batch, std::int64_t r
   return window;
 }
 
+std::optional<TraceWindow> DeepWindow::kernels_wanted(std::int64_t batch, std::int64_t observed) {
+  if (session_.world().rank != 0 || !watch_.is_due(observed) || schedule_.overlapping({batch, observed})) {
+    return std::nullopt;
+  }
+  watch_.observe(observed);
+  return TraceWindow{.first_batch = observed, .last_batch = observed, .kernels_alone = true};
+}
+
 void DeepWindow::before_step(std::int64_t batch) {
   const auto window = schedule_.at(batch);
   if (window && !kineto_ && window != closed_) open(*window);
   if (kineto_) kineto_->begin_step(batch);
+  watch_.before_step(batch);
 }
 
 void DeepWindow::after_step(std::int64_t batch, const std::optional<TraceWindow>& announced) {
-  if (announced && session_.world().rank != 0) schedule_.add(*announced);  // rank 0 has added the window before
+  if (announced && session_.world().rank != 0) {  // rank 0 has added the window before
+    announced->kernels_alone ? watch_.observe(announced->first_batch) : schedule_.add(*announced);
+  }
+  watch_.after_step(batch);
   if (!kineto_) return;
   kineto_->end_step();
   if (batch >= window_->last_batch || kineto_->operators() > kMostOperators) close(batch);

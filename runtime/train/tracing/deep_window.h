@@ -10,6 +10,7 @@
 
 #include "dtrain/profile/trace_file.h"
 #include "dtrain/rank/rank_session.h"
+#include "tracing/kernel_watch.h"
 
 namespace dtrain::train {
 
@@ -33,17 +34,19 @@ class DeepWindow {
   ~DeepWindow();
   DeepWindow& operator=(DeepWindow&&) = delete;
 
-  // Returns the window that rank 0 announces with this batch; the other ranks receive it `rounds` later. Empty: none.
+  // Returns the window that rank 0 announces with this batch, of a trace or of kernels alone; the other ranks receive
+  // it `rounds` later. Empty: none.
   std::optional<profile::TraceWindow> wanted(std::int64_t batch, std::int64_t rounds);
   // Called around each step; a batch may begin twice (at the end of an epoch).
   void before_step(std::int64_t batch);
   void after_step(std::int64_t batch, const std::optional<profile::TraceWindow>& announced);
-  // True if the step between the two calls is recorded. The same on all ranks.
+  // True if the step between the two calls is traced, not if its kernels alone are timed. The same on all ranks.
   bool is_open() const { return window_.has_value(); }
   // Called after the last step: closes an open window, and returns when its file is on disk.
   void finish(std::int64_t last_batch);
 
  private:
+  std::optional<profile::TraceWindow> kernels_wanted(std::int64_t batch, std::int64_t observed);
   void open(const profile::TraceWindow& window);
   void close(std::int64_t last_batch);
   void write(profile::TraceFacts facts, std::unique_ptr<KinetoTrace> trace, const profile::TraceLog& log, int number);
@@ -52,6 +55,7 @@ class DeepWindow {
   rank::RankSession& session_;
   bool with_gpu_;
   std::function<void()> settle_;
+  KernelWatch watch_;
   profile::TraceSchedule schedule_;
   std::optional<profile::TraceWindow> configured_;
   std::optional<profile::TraceWindow> closed_;  // not opened again, because it was cut

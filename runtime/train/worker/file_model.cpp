@@ -23,14 +23,6 @@ std::vector<std::string> names_of(const c10::TupleType& type) {
   return names;
 }
 
-std::optional<std::size_t> element_of(const c10::TupleType& type, const std::string& choice) {
-  const std::vector<std::string> names = names_of(type);
-  if (const auto found = std::find(names.begin(), names.end(), choice); found != names.end())
-    return static_cast<std::size_t>(found - names.begin());
-  const auto number = to_number<std::size_t>(choice);
-  return number && *number < type.elements().size() ? number : std::nullopt;
-}
-
 std::string elements_of(const c10::TupleType& type) {
   const std::vector<std::string> names = names_of(type);
   if (!names.empty()) return join(names, ", ");
@@ -84,6 +76,14 @@ bool is_exported(const std::filesystem::path& file) {
 }
 
 }  // namespace
+
+std::optional<std::size_t> element_of(const c10::TupleType& type, const std::string& name) {
+  const std::vector<std::string> names = names_of(type);
+  if (const auto found = std::find(names.begin(), names.end(), name); found != names.end())
+    return static_cast<std::size_t>(found - names.begin());
+  const auto number = to_number<std::size_t>(name);
+  return number && *number < type.elements().size() ? number : std::nullopt;
+}
 
 void check_choice(const c10::TypePtr& returned, const OutputChoice& choice, const std::string& file) {
   const auto tuple = returned->cast<c10::TupleType>();
@@ -213,6 +213,11 @@ class ExportedFile final : public FileModel {
 
   at::Tensor output(const c10::IValue& returned, const OutputChoice& choice) const override {
     return returned.toTensorList().get(index_of(choice));
+  }
+
+  TakenLayer take_last_layer(const OutputChoice& output, std::int64_t least_classes) override {
+    auto taken = model_.take_last_layer(index_of(output), least_classes);
+    return {{taken.name, taken.weight, taken.bias}, taken.why_not};
   }
 
   void checkpoint_modules(const std::string& patterns, const std::string& key) override {

@@ -15,6 +15,7 @@
 #include <torch/nn/module.h>
 
 #include "dtrain/train/trial.h"
+#include "worker/loss.h"
 
 namespace dtrain::worker {
 
@@ -23,6 +24,9 @@ struct OutputChoice {
   std::string key;   // for errors: "loss.output"
   std::string name;  // name in a named tuple or a dict, or number of a tuple's element. Empty: the only tensor
 };
+
+// Returns the number of a tuple's element that the output's name means; empty: it has none.
+std::optional<std::size_t> element_of(const c10::TupleType& type, const std::string& name);
 
 // ConfigError if no value of type `returned` has the output. Some types, such as dicts, do not tell.
 void check_choice(const c10::TypePtr& returned, const OutputChoice& choice, const std::string& file);
@@ -61,6 +65,16 @@ class FileModel {
   virtual c10::IValue forward(const std::vector<at::Tensor>& inputs) = 0;
   // Returns the chosen output of `returned`, the result of forward(). Error if the output is no tensor.
   virtual at::Tensor output(const c10::IValue& returned, const OutputChoice& choice) const = 0;
+
+  // The linear layer that makes an output.
+  struct TakenLayer {
+    LastLayer layer;
+    std::string why_not;  // the continuation of "because"; empty: the layer is taken
+  };
+  // Takes the layer off if its result has no other use and it has at least `least_classes` classes: from then on
+  // forward() returns the layer's input in the output's place, in both modes. save() writes the whole model all the
+  // same. Called after check_signature() and checkpoint_modules().
+  virtual TakenLayer take_last_layer(const OutputChoice& output, std::int64_t least_classes) = 0;
 
   // In training, the modules whose names match these patterns (as in optimizer.groups.match) keep only their inputs and
   // are computed again in backward. Called before the first forward(). ConfigError begins with `key`: no module

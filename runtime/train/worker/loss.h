@@ -70,6 +70,30 @@ LossValues evaluate_loss(const std::variant<Losses...>& loss, const LossInput& i
   return std::visit([&](const auto& chosen) { return chosen.evaluate(input); }, loss);
 }
 
+// A linear layer that makes the scores of classes, and that the loss may compute itself.
+struct LastLayer {
+  std::string name;         // of its weight: "head.weight"
+  at::Tensor weight, bias;  // [classes, features], [classes]; an undefined bias: none
+  std::int64_t classes() const { return weight.size(0); }
+};
+
+// Fewer classes are never computed in chunks.
+inline constexpr std::int64_t kLeastClassesInChunks = 4096;
+
+// Returns the bytes that the scores of a batch take, which `layer` makes of `hidden`.
+double bytes_of_scores(const at::Tensor& hidden, const LastLayer& layer);
+
+// Returns the bytes of scores from which on chunks are worth it for these hidden states; a chunk takes at most as many.
+double least_bytes_in_chunks(const at::Tensor& hidden, const LastLayer& layer);
+
+// True if evaluate_in_chunks() may compute the loss: each row of the hidden states has one class as its target, classes
+// have no weights, and the scores are not float16.
+bool fits_chunks(const config::CrossEntropy& loss, const LossInput& input);
+
+// Returns what evaluate_loss() returns of the scores, up to rounding, with linear_cross_entropy(): the scores never lie
+// in memory at once. `input.output`: the hidden states, which `layer` would turn into the scores. Errors as there.
+LossValues evaluate_in_chunks(const config::CrossEntropy& loss, const LossInput& input, const LastLayer& layer);
+
 // Returns the input of metrics; empty: metrics cannot be computed with this loss.
 template <typename... Losses>
 std::optional<ScoredTargets> scored_targets(const std::variant<Losses...>& loss, const LossInput& input) {

@@ -15,6 +15,7 @@
 #include "dtrain/data/safetensors.h"
 #include "dtrain/rank/rank_session.h"
 #include "dtrain/train/trial.h"
+#include "worker/chunked_loss.h"
 #include "worker/file_model.h"
 #include "worker/loss.h"
 
@@ -203,6 +204,7 @@ class ModelTrial final : public Trial {
     const config::Optimizations& optimizations = context.session().experiment().optimizations;
     if (!optimizations.gradient_checkpointing.empty())
       model_->checkpoint_modules(optimizations.gradient_checkpointing, "optimizations.gradient_checkpointing");
+    chunked_loss_ = std::make_unique<ChunkedLoss>(job_, output_choice_, *model_, context.session());
     if (config::weighs_batches(job_.loss.loss) &&
         !std::holds_alternative<comm::NoCompression>(optimizations.gradient_compression)) {
       throw ConfigError(
@@ -317,10 +319,13 @@ class ModelTrial final : public Trial {
     FileModel& model = by_pair ? *eval_model_ : *model_;
     const c10::IValue returned = model.forward(inputs(batch));
     LossInput input = loss_input(model.output(returned, by_pair ? eval_output_choice_ : output_choice_), batch);
+    const bool training = model_->tree()->is_training();
+    LossValues values = !by_pair && chunked_loss_->has_layer()
+                            ? chunked_loss_->evaluate(input, /*needs_scores=*/!training && !metrics_.empty())
+                            : evaluate_loss(job_.loss.loss, input);
     if (!by_pair) output_ = at::empty(input.output.sizes(), at::TensorOptions().device(at::kMeta));
-    LossValues values = evaluate_loss(job_.loss.loss, input);
     give_to_metrics(input);
-    if (!model_->tree()->is_training()) return values;
+    if (!training) return values;
     input.accuracy = false;
     for (std::size_t i = 0; i < auxiliary_choices_.size(); ++i) {
       input.output = model.output(returned, auxiliary_choices_[i]);
@@ -459,6 +464,7 @@ class ModelTrial final : public Trial {
   const config::ModelJob& job_;
   const Fields fields_;
   const std::unique_ptr<FileModel> model_;
+  std::unique_ptr<ChunkedLoss> chunked_loss_;
   std::unique_ptr<FileModel> eval_model_;  // the evaluation model of a pair, with the tensors of model_
   Loader training_data_;                   // from its opening until training_loader() returns it
   const bool sequences_;                   // LossInput::sequences

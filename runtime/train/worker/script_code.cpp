@@ -86,6 +86,40 @@ std::optional<std::string> find_change(const torch::jit::Block& block) {
   return std::nullopt;
 }
 
+// A parameter that code reads, or None.
+struct ReadParameter {
+  std::string name;
+  at::Tensor tensor;  // undefined for None
+};
+
+// Returns the parameter of the module `self` that the value is; empty: it is none.
+std::optional<ReadParameter> parameter_of(const torch::jit::Value* value, const torch::jit::Value* self,
+                                          torch::jit::Module module) {
+  if (const auto constant = torch::jit::toIValue(value); constant && constant->isNone()) return ReadParameter{};
+  std::vector<std::string> path;
+  for (; value != self; value = value->node()->input()) {
+    if (value->node()->kind() != c10::prim::GetAttr) return std::nullopt;
+    path.insert(path.begin(), value->node()->s(c10::attr::name));
+  }
+  if (path.empty()) return std::nullopt;
+  for (std::size_t i = 0; i + 1 < path.size(); ++i) module = torch::jit::Module(module.attr(path[i]).toObject());
+  const auto slot = module.type()->findAttributeSlot(path.back());
+  if (!slot || !module.type()->is_parameter(*slot)) return std::nullopt;
+  const auto held = module._ivalue()->getSlot(*slot);
+  if (!held.isTensor()) return held.isNone() ? std::optional(ReadParameter{}) : std::nullopt;
+  return ReadParameter{join(path, "."), held.toTensor()};
+}
+
+// True if nothing is computed from `node` on.
+bool is_end(const torch::jit::Node* node, const torch::jit::Node* end) {
+  for (; node != end; node = node->next()) {
+    if (node->kind() != c10::prim::Constant && node->kind() != c10::prim::GetAttr &&
+        node->kind() != c10::prim::TupleConstruct)
+      return false;
+  }
+  return true;
+}
+
 // std::regex recurses once per character, so longer lines of the model's text are not matched.
 constexpr std::size_t kLongestLine = 4096;
 
@@ -163,6 +197,33 @@ std::vector<std::string> always_training(const torch::jit::Module& script) {
 std::optional<std::string> changed_attribute(const torch::jit::Module& script) {
   const auto graph = inlined_forward(script);
   return find_change(*graph->block());
+}
+
+ShortScript without_last_layer(const torch::jit::Module& script, std::optional<std::size_t> element) {
+  const auto because = [](const std::string& why_not) { return ShortScript{{}, nullptr, why_not}; };
+  const auto& whole = script.get_method("forward").function();
+  const auto graph = inlined_forward(script);
+  torch::jit::Value* scores = graph->outputs().at(0);
+  if (element) {
+    if (scores->node()->kind() != c10::prim::TupleConstruct || scores->uses().size() != 1)
+      return because("its forward() does not build the tuple at its end");
+    scores = scores->node()->inputs().at(*element);
+  }
+  torch::jit::Node* const linear = scores->node();
+  if (linear->kind() != c10::aten::linear || linear->owningBlock() != graph->block())
+    return because("its scores are the result of " + std::string(linear->kind().toQualString()) +
+                   ", not of a linear layer");
+  if (scores->uses().size() != 1) return because("it uses its scores itself");
+  if (!is_end(linear->next(), graph->return_node())) return because("it goes on computing after its last layer");
+  const auto weight = parameter_of(linear->input(1), graph->inputs().at(0), script);
+  if (!weight || !weight->tensor.defined()) return because("the weight of its last layer is no parameter");
+  const auto bias = parameter_of(linear->input(2), graph->inputs().at(0), script);
+  if (!bias) return because("the bias of its last layer is no parameter");
+  scores->replaceAllUsesWith(linear->input(0));
+  linear->destroy();
+  auto forward = std::make_shared<torch::jit::GraphFunction>(whole.qualname(), graph, nullptr);
+  forward->setSchema(whole.getSchema());
+  return {{weight->name, weight->tensor, bias->tensor}, std::move(forward), ""};
 }
 
 std::string torch_cause(const std::string& message) {

@@ -4,11 +4,15 @@
 
 #include <exception>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/api/module.h>
+
+#include "worker/loss.h"
 
 namespace dtrain::worker {
 
@@ -38,6 +42,16 @@ std::vector<std::string> always_training(const torch::jit::Module& script);
 // Returns the name of an attribute that forward() changes and that is neither a parameter nor a buffer (a counter, a
 // list, a plain tensor), which a CUDA graph cannot repeat; empty: there is none.
 std::optional<std::string> changed_attribute(const torch::jit::Module& script);
+
+// A script without the linear layer that makes an output, and after which nothing is computed.
+struct ShortScript {
+  LastLayer layer;
+  // forward() with the layer's input in the place of the output; null: there is no such layer.
+  std::shared_ptr<torch::jit::GraphFunction> forward;
+  std::string why_not;  // why not, as the continuation of "because"
+};
+// `element`: the output's number in the tuple that forward() returns; empty: forward() returns the tensor.
+ShortScript without_last_layer(const torch::jit::Module& script, std::optional<std::size_t> element);
 
 // Returns the first line of the message of a TorchScript exception, without tracebacks.
 std::string torch_cause(const std::string& message);

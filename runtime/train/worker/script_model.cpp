@@ -245,7 +245,10 @@ class ScriptModel final : public FileModel {
     // some operators. Without it the model computes the same as a plain module in Python.
     const torch::jit::GraphOptimizerEnabledGuard plain(false);
     try {
-      return script_.forward(std::vector<torch::jit::IValue>(inputs.begin(), inputs.end()));
+      std::vector<torch::jit::IValue> arguments(inputs.begin(), inputs.end());
+      if (!short_forward_) return script_.forward(std::move(arguments));
+      arguments.insert(arguments.begin(), script_._ivalue());
+      return (*short_forward_)(std::move(arguments));
     } catch (const std::exception& error) {
       const std::string message = torch_message(error);
       const std::string where = failed_submodule(message, script_, file_);
@@ -264,6 +267,20 @@ class ScriptModel final : public FileModel {
   at::Tensor output(const c10::IValue& returned, const OutputChoice& choice) const override {
     return chosen_output(returned, choice);
   }
+  TakenLayer take_last_layer(const OutputChoice& output, std::int64_t least_classes) override {
+    const auto returned = script_.get_method("forward").function().getSchema().returns().at(0).type();
+    const auto tuple = returned->cast<c10::TupleType>();
+    if (!tuple && !output.name.empty()) return {{}, "its forward() returns " + returned->annotation_str()};
+    ShortScript found = without_last_layer(script_, tuple ? element_of(*tuple, output.name) : std::nullopt);
+    if (!found.forward) return {{}, found.why_not};
+    if (found.layer.classes() < least_classes) {
+      return {found.layer, "its last layer has " + std::to_string(found.layer.classes()) + " classes, fewer than " +
+                               std::to_string(least_classes)};
+    }
+    short_forward_ = std::move(found.forward);
+    return {std::move(found.layer), ""};
+  }
+
   void checkpoint_modules(const std::string& /*patterns*/, const std::string& key) override {
     throw ConfigError(key + " is not supported for TorchScript, whose operators do not say which module they belong to",
                       "export the model with torch.export (docs/exporting.md), or leave the key out");
@@ -307,6 +324,7 @@ class ScriptModel final : public FileModel {
  private:
   std::filesystem::path file_;
   torch::jit::Module script_;
+  std::shared_ptr<torch::jit::GraphFunction> short_forward_;  // without the last layer, if it is taken
   std::shared_ptr<ScriptTree> tree_;
   at::ScalarType dtype_ = at::kFloat;
 };

@@ -1,4 +1,5 @@
-// Registered memory that one rank allocates alone. Peers read and write it in place, as they do a communicator's Buffer.
+// Registered memory that one rank allocates alone. Peers read and write it in place, as they do a communicator's
+// Buffer.
 //
 // The arena of a rank is a sparse part of one memory of its host, which every rank of the host maps when the arena is
 // made. So memory in it needs no exchange: all communicators whose options name the arena use it, also those that are

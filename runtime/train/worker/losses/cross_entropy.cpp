@@ -2,10 +2,12 @@
 #include <atomic>
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/config/losses.h"
 #include "numerics/kernels.h"
+#include "numerics/linear_cross_entropy.h"
 #include "numerics/parallel.h"
 #include "worker/loss.h"
 #include "worker/script_file.h"
@@ -66,12 +68,13 @@ double weight_of(const Settings& settings, const at::Tensor& target) {
   return weights.index_select(0, chosen.to(at::kLong)).sum().item<double>();
 }
 
-// Returns the share of samples whose first largest score is the score of their target; float64, one element.
-at::Tensor accuracy_of(const at::Tensor& output, const at::Tensor& target) {
-  const at::Tensor scores = output.detach().contiguous();
-  const at::ScalarType type = scores.scalar_type();
-  const bool has_kernel = scores.is_cpu() && (type == at::kFloat || type == at::kBFloat16);
-  if (!has_kernel) return scores.argmax(1).eq(target).to(at::kDouble).mean();
+// True if count_first_maxima() takes these contiguous scores.
+bool has_maximum_kernel(const at::Tensor& scores) {
+  return scores.is_cpu() && (scores.scalar_type() == at::kFloat || scores.scalar_type() == at::kBFloat16);
+}
+
+// Returns the number of rows whose first largest score is the score of their target.
+std::int64_t right_by_kernel(const at::Tensor& scores, const at::Tensor& target) {
   const at::Tensor targets = target.contiguous();
   const std::int64_t classes = scores.size(1);
   std::atomic<std::int64_t> right{0};
@@ -81,13 +84,21 @@ at::Tensor accuracy_of(const at::Tensor& output, const at::Tensor& target) {
           train::kernels::count_first_maxima(first + begin * classes, targets.const_data_ptr<std::int64_t>() + begin,
                                              static_cast<std::size_t>(end - begin), static_cast<std::size_t>(classes));
     };
-    if (type == at::kFloat) {
+    if (scores.scalar_type() == at::kFloat) {
       count(scores.const_data_ptr<float>());
     } else {
       count(reinterpret_cast<const train::kernels::Bfloat16*>(scores.const_data_ptr<at::BFloat16>()));
     }
   });
-  return at::scalar_tensor(static_cast<double>(right) / static_cast<double>(scores.size(0)), at::kDouble);
+  return right;
+}
+
+// Returns the share of samples whose first largest score is the score of their target; float64, one element.
+at::Tensor accuracy_of(const at::Tensor& output, const at::Tensor& target) {
+  const at::Tensor scores = output.detach().contiguous();
+  if (!has_maximum_kernel(scores)) return scores.argmax(1).eq(target).to(at::kDouble).mean();
+  const auto right = static_cast<double>(right_by_kernel(scores, target));
+  return at::scalar_tensor(right / static_cast<double>(scores.size(0)), at::kDouble);
 }
 
 // Returns the accuracy over the targets that count; 0 if none does.
@@ -198,7 +209,95 @@ LossValues evaluate_cross_entropy(const Settings& settings, const LossInput& inp
   return cross_entropy(settings, output, target, host_target, ignores, input);
 }
 
+// Counts the rows of chunks whose largest score is that of their target.
+class ChunkedAccuracy {
+ public:
+  ChunkedAccuracy(const at::Tensor& target, std::optional<std::int64_t> ignored)
+      : ignored_(ignored), right_(at::zeros({}, target.options())) {}
+
+  void add(const at::Tensor& scores, const at::Tensor& target) {
+    if (!ignored_ && has_maximum_kernel(scores)) {
+      right_.add_(right_by_kernel(scores, target));
+      return;
+    }
+    const at::Tensor right = scores.argmax(1).eq(target);
+    right_.add_((ignored_ ? right.logical_and(target.ne(*ignored_)) : right).sum());
+  }
+
+  // Returns the accuracy over the targets that count; 0 if none does.
+  at::Tensor of(const at::Tensor& target) const {
+    if (!ignored_) return right_.to(at::kDouble) / target.numel();
+    return right_.to(at::kDouble) / target.ne(*ignored_).sum().clamp_min(1);
+  }
+
+ private:
+  const std::optional<std::int64_t> ignored_;
+  at::Tensor right_;
+};
+
+at::ScalarType type_of_scores(const at::Tensor& hidden) {
+  const c10::DeviceType device = hidden.device().type();
+  const bool is_cast = at::autocast::is_autocast_enabled(device) && hidden.scalar_type() != at::kDouble;
+  return is_cast ? at::autocast::get_autocast_dtype(device) : hidden.scalar_type();
+}
+
+double bytes_of_score(const at::Tensor& hidden) {
+  return static_cast<double>(c10::elementSize(type_of_scores(hidden)));
+}
+
 }  // namespace
+
+double bytes_of_scores(const at::Tensor& hidden, const LastLayer& layer) {
+  const double rows = static_cast<double>(hidden.numel()) / static_cast<double>(layer.weight.size(1));
+  return rows * static_cast<double>(layer.classes()) * bytes_of_score(hidden);
+}
+
+// Each chunk adds to the gradient of the weight. On a GPU that takes about as long as the scores of `features` rows.
+double least_bytes_in_chunks(const at::Tensor& hidden, const LastLayer& layer) {
+  constexpr double kUsual = 64 << 20, kTimesFeatures = 4;
+  if (hidden.is_cpu()) return kUsual;
+  return std::max(kUsual, kTimesFeatures * static_cast<double>(layer.weight.numel()) * bytes_of_score(hidden));
+}
+
+// The gradients of a chunk's scores are made before the loss is scaled, as float16 needs it.
+bool fits_chunks(const Settings& loss, const LossInput& input) {
+  const at::Tensor& hidden = input.output;
+  const at::Tensor& target = input.target;
+  const bool has_rows = hidden.dim() == 2 || (hidden.dim() > 2 && is_last(loss, input.sequences));
+  return loss.class_weights.empty() && has_rows && hidden.is_floating_point() && target.numel() > 0 &&
+         type_of_scores(hidden) != at::kHalf &&
+         at::isIntegralType(target.scalar_type(), /*includeBool=*/false) &&
+         hidden.sizes().slice(0, hidden.dim() - 1) == target.sizes();
+}
+
+// What counts is decided as in cross_entropy() and plain_mean(), and for the same reasons.
+LossValues evaluate_in_chunks(const Settings& loss, const LossInput& input, const LastLayer& layer) {
+  const at::Tensor target = input.target.to(at::kLong).flatten();
+  const at::Tensor& host_target = input.host_target.defined() ? input.host_target : target;
+  const bool ignores = check_classes(loss, input, host_target, layer.classes());
+  LossValues values;
+  if (loss.weighs_batches()) {
+    values.weight = values.counted = weight_of(loss, host_target);
+  } else if (ignores && (target.is_cpu() || !at::GradMode::is_enabled())) {
+    const auto share = static_cast<double>(counted(loss, host_target).numel()) / static_cast<double>(target.numel());
+    values.counted = share * static_cast<double>(input.target.size(0));
+  }
+  const bool may_ignore = loss.ignore_index || ignores || !target.is_cpu();
+  ChunkedAccuracy accuracy(target, may_ignore ? std::optional(ignored_by(loss)) : std::nullopt);
+  train::SeeScores see;
+  if (input.accuracy) see = [&](const at::Tensor& scores, const at::Tensor& of) { accuracy.add(scores, of); };
+  values.loss = train::linear_cross_entropy(
+      input.output.flatten(0, -2), layer.weight, target,
+      {.linear_bias = layer.bias,
+       .reduction = values.counted == 0.0 ? at::Reduction::Sum : at::Reduction::Mean,
+       .ignore_index = ignored_by(loss),
+       .label_smoothing = loss.label_smoothing,
+       .chunk_bytes = static_cast<std::int64_t>(least_bytes_in_chunks(input.output, layer))},
+      see);
+  if (input.accuracy) values.accuracy = accuracy.of(target);
+  return values;
+}
+
 }  // namespace dtrain::worker
 
 namespace dtrain::config {

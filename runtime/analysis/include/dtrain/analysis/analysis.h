@@ -52,7 +52,8 @@ Json to_json(const Stragglers& stragglers);
 // The steps from the throughput that the hardware allows to the measured one, with the seconds of each part of the wall
 // time. The parts sum to the wall time exactly; the unexplained rest is the part "unattributed". If the hardware's
 // limits are known, the first two parts are "hardware" and "slower_kernels"; otherwise "compute" replaces both. On GPUs
-// "products" and "memory_bound" replace "hardware", and "launch_gaps" comes after them if traces show such gaps.
+// "products" and "memory_bound" replace "hardware", and "launch_gaps" comes after them if observed batches show such
+// gaps.
 struct WaterfallPart {
   std::string name;         // "hardware", "slower_kernels", "slower_compute", "loading", "host_to_device", …: stable
   std::string description;  // of the part, for users
@@ -130,6 +131,7 @@ struct Analysis {
   std::vector<Finding> findings;  // most expensive first
   std::vector<Finding> rules;     // all rules, also those that do not apply
   Operators operators;            // by self time, from the traces of the run; no rows if there are no traces
+  std::vector<profile::KernelTimes> kernel_times;  // as RunProfile::kernel_times
 };
 
 Analysis analyze(const RunProfile& profile, const AnalyzeOptions& options = {});

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "dtrain/base/json.h"
+#include "dtrain/profile/gpu_work.h"
 #include "dtrain/profile/rank_limits.h"
 
 namespace dtrain::analysis {
@@ -52,21 +53,11 @@ struct DeviceOperators {
   std::vector<OperatorKindRow> kinds;  // all four
 };
 
-// How the GPUs of traced ranks spent the time from their first to their last work in each trace, summed. Batches of a
-// trace run without a CUDA graph.
-struct GpuWindow {
-  std::int64_t batches = 0;        // of all these ranks; 0: no trace has the work of a GPU
-  std::int64_t works = 0;          // kernels, copies and fills
-  double busy_s = 0, idle_s = 0;   // some work ran; none did
-  std::int64_t late_launches = 0;  // works whose launch ended after the GPU had become idle, by at most 100 us
-  double launch_gaps_s = 0;        // of idle_s: the gaps before these works
-  double late_launch_s = 0;        // from the end of the launch before to the end of theirs, summed
-  double work_before_s = 0;        // what the works before them took, summed
-};
+using profile::GpuWindow;
 
 struct Operators {
   DeviceOperators cpu, gpu;  // no rows if nothing was traced
-  GpuWindow gpu_window;
+  GpuWindow gpu_window;            // of the traces; their batches run without a CUDA graph
   std::vector<int> ranks;          // traced ranks, ascending
   std::int64_t batches = 0;        // traced, of all these ranks
   std::vector<std::string> notes;  // traces that were cut or cannot be read

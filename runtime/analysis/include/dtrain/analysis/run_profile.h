@@ -15,6 +15,7 @@
 
 #include "dtrain/analysis/dump_reader.h"
 #include "dtrain/base/json.h"
+#include "dtrain/profile/gpu_work.h"
 #include "dtrain/profile/records.h"
 
 namespace dtrain::analysis {
@@ -75,6 +76,7 @@ struct RunProfile {
   std::vector<RankProfile> ranks;                        // ascending by rank
   std::vector<MonitorProfile> monitors;                  // ascending by id
   std::vector<profile::OperatorCounts> operator_counts;  // ascending by rank
+  std::vector<profile::KernelTimes> kernel_times;        // ascending by rank; of ranks on GPUs
   Json plan = Json::object();                            // plan.json
   Json experiment = Json::object();                      // as resolved in the plan
   std::vector<Json> events, metrics;

@@ -126,6 +126,11 @@ inline void declare_keys(Keys& keys, Searcher& s) {
 
 inline constexpr int kDefaultRestarts = 5;  // as Determined has it
 
+// How much of the script of `entrypoint` is dtrain's.
+enum class AsIs { kOff, kExchange, kRecord };
+inline constexpr std::array kAsIs{Word<AsIs>{"off", AsIs::kOff}, Word<AsIs>{"exchange", AsIs::kExchange},
+                                  Word<AsIs>{"record", AsIs::kRecord}};
+
 struct Experiment {
   std::filesystem::path file;  // as it was given; relative paths inside are relative to its folder
   std::string text;            // the file as it was given, overrides not applied
@@ -134,7 +139,8 @@ struct Experiment {
   std::string description;
   std::vector<std::string> labels;
   std::vector<std::string> entrypoint;  // program and arguments, at least one; of a `model:` experiment dtrain-worker
-  std::optional<ModelJob> model;        // set: `model:` was given and no entrypoint
+  AsIs as_is = AsIs::kOff;
+  std::optional<ModelJob> model;  // set: `model:` was given and no entrypoint
   Resources resources;
   std::string auto_slots_at;              // the place of resources.slots_per_trial: auto: "file:line"; empty: not auto
   std::int64_t global_batch_size = 0;     // at least slots_per_trial
@@ -203,6 +209,7 @@ Json early_stopping_needs();
 Json plateau_needs();
 Json whole_parameters_need();
 Json what_tls_supports();
+Json what_acts_on_scripts();
 
 // Who may read a run beside its owner.
 inline constexpr std::array kShareWith{Word<bool>{"nobody", false}, Word<bool>{"group", true}};
@@ -225,6 +232,13 @@ inline void declare_keys(Keys& keys, Experiment& e) {
   keys.form(kMetrics, metrics_form(e));
   keys.form(kOptimizer, optimizer_form(e));
   keys.form(kEntrypoint, entrypoint_form(e));
+  keys.choice(
+      {"as_is",
+       "For a Python script that does not call dtrain: dtrain runs it unchanged over torch.distributed, and records "
+       "its steps. With exchange, its process groups of gloo and nccl become dtrain's; with record, they stay. off: "
+       "the script calls dtrain.init().",
+       "`dtrain run --as-is` sets it. [More](torch-distributed.md#unchanged-scripts)."},
+      e.as_is, kAsIs);
   keys.form(kHyperparameters, hyperparameters_form(e));
   keys.mapping({"resources", "The slots that the experiment asks for, and its place in the queue."}, e.resources);
   keys.mapping({"optimizations", "How often, how and in which form gradients are exchanged."}, e.optimizations);
@@ -337,6 +351,7 @@ inline void declare_keys(Keys& keys, Experiment& e) {
   keys.schema_rule(plateau_needs);
   keys.schema_rule(whole_parameters_need);
   keys.schema_rule(what_tls_supports);
+  keys.schema_rule(what_acts_on_scripts);
 }
 
 // `overrides` are the "a.b=c" of --set, in order. `contents`: a file that is read instead of `file`; `file` still

@@ -211,7 +211,8 @@ inline void declare_keys(Keys& keys, Optimizations& o) {
               o.matmul, kMatmuls);
   keys.choice({"operators",
                "Cross entropy, on GPUs also the gradients of layer norm and RMS norm, and on CPUs GELU, attention's "
-               "gradient and convolutions with few pixels: by dtrain's kernels (auto), or by libtorch's (default). The "
+               "gradient and convolutions with few pixels: by dtrain's kernels (auto), or by libtorch's (default). "
+               "With auto the cross entropy of a `model:` file with a large last layer is computed in chunks. The "
                "results differ by rounding.",
                "[More](performance.md#operators)."},
               o.operators, kOperators);

@@ -58,6 +58,9 @@ inline void declare_keys(Keys& keys, BatchRange& r) {
   keys.when_read([&](Section& section) { check_together(section, r); });
 }
 
+// Kernels are timed as often as that costs at most 1% of the training loop.
+inline constexpr int kAutoKernelTimes = -1;
+
 struct Profiling {
   bool enabled = false;
   std::int64_t begin_on_batch = 0;  // of `enabled`
@@ -66,6 +69,7 @@ struct Profiling {
   std::optional<BatchRange> trace;       // instead of begin_on_batch and end_after_batch
   std::optional<Prometheus> prometheus;  // empty: the monitors do not listen
   bool calibration = true;               // `dtrain launch` measures a machine that it does not know
+  int kernel_times = kAutoKernelTimes;   // on GPUs: every so many batches the kernels of one are timed; 0: never
   // Returns the batches of which every operator is recorded.
   std::optional<BatchRange> traced() const;
   bool operator==(const Profiling&) const = default;
@@ -99,6 +103,12 @@ inline void declare_keys(Keys& keys, Profiling& p) {
        "Measure the limits of a machine (2 s) before the first run on it; false: use what was measured before.",
        "[More](performance.md#the-limits-of-a-machine)."},
       p.calibration);
+  keys.auto_or_integer({"kernel_times",
+                        "On GPUs: every so many batches the kernels of one batch are timed; 0: never; auto: as often "
+                        "as costs at most 1% "
+                        "of the training loop, and at least 500 batches apart.",
+                        "[More](profiling.md#the-kernels-of-a-gpu)."},
+                       p.kernel_times, {0, 1'000'000'000}, kAutoKernelTimes);
 }
 
 // Parameters of the rules that judge a run: `profiling.rules` of an experiment, plan.json's copy of them, and --rule.

@@ -19,6 +19,14 @@ namespace dtrain::host {
 
 inline constexpr const char* kNvmlLibrary = "libnvidia-ml.so.1";
 
+// A part of a GPU in MIG mode, which CUDA shows as a GPU of its own.
+struct MigInstance {
+  std::string uuid;                // "MIG-…"
+  std::string name;                // with its profile: "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+  int gpu = 0;                     // index of the GPU
+  std::uint64_t total_memory = 0;  // bytes; 0: not reported
+};
+
 struct GpuInfo {
   int index = 0;  // NVML's: by PCI address, which is not always CUDA's order
   std::string uuid;
@@ -28,6 +36,7 @@ struct GpuInfo {
   std::optional<double> slowdown_temperature;  // degrees Celsius at which it begins to slow down; empty: not reported
   std::optional<double> compute_capability;    // such as 9.0; empty: not reported
   std::string problem;                         // the problem that NVML reports; empty: none
+  std::vector<MigInstance> instances;          // in MIG mode; empty: it is not divided, or into nothing (a problem)
 };
 
 // A value that a GPU does not report is empty.
@@ -68,12 +77,16 @@ class Gpus {
 struct VisibleGpu {
   std::string id;               // as CUDA_VISIBLE_DEVICES names it: the UUID, or the name of a MIG instance
   std::optional<GpuInfo> info;  // NVML's report; empty: it is a MIG instance
+  std::optional<MigInstance> instance = {};  // NVML's report of it; empty: it is none, or NVML does not list it
+  // Returns the name of the card, for an instance with its profile.
+  std::string name() const;
 };
 
 // Pure function, any thread. `all`: as NVML lists them. `visible`: the value of CUDA_VISIBLE_DEVICES; empty optional:
 // it is not set, and all are visible. It is read as CUDA reads it: indices, UUIDs or unique beginnings of UUIDs, and
-// names of MIG instances, which are not checked. The first entry that names no GPU ends the list. If a GPU is named
-// twice, the list is empty. Indices count in the order of `all`, as with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+// names of MIG instances, which need not be in NVML's list. In place of a GPU that is divided into MIG instances are
+// all of these; CUDA itself would take the first of them. The first entry that names no GPU ends the list. If a GPU is
+// named twice, the list is empty. Indices count in the order of `all`, as with CUDA_DEVICE_ORDER=PCI_BUS_ID.
 std::vector<VisibleGpu> visible_gpus(const std::vector<GpuInfo>& all, const std::optional<std::string>& visible);
 
 // True if CUDA may number the GPUs in another order than NVML. CUDA puts the fastest first if the GPUs differ, unless

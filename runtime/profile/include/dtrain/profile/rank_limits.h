@@ -65,6 +65,14 @@ struct GpuKind {
   bool operator==(const GpuKind&) const = default;
 };
 
+// NCCL between GPUs of a kind on one host, a process for each: GB a second by the bytes of an operation. These are the
+// bytes of a rank's buffer, in all-gather those of all parts.
+struct GpuExchange {
+  int gpus = 0;
+  std::map<int, double> all_reduce_gb_s, all_gather_gb_s;
+  bool operator==(const GpuExchange&) const = default;
+};
+
 // The limits of a kind of GPU, measured on one of them while it did nothing else. Units as in RankLimits.
 struct GpuLimits {
   GpuKind kind;
@@ -75,10 +83,14 @@ struct GpuLimits {
   std::optional<double> launch_us;         // an operator that does nearly nothing, of many in a row
   // Copies between host and GPU: "to_gpu", "from_gpu" (page-locked memory), "to_gpu_pageable", "from_gpu_pageable".
   std::map<std::string, double> host_copy_gb_s;
+  std::optional<GpuExchange> exchange;  // between the GPUs of the kind that a run uses; absent for one
   bool operator==(const GpuLimits&) const = default;
 };
 
 Json to_json(const GpuKind& kind);
+Json to_json(const GpuExchange& exchange);
+// Empty: nothing was measured. Throws nothing.
+std::optional<GpuExchange> gpu_exchange_of(const Json& json);
 Json to_json(const GpuLimits& limits);
 // As rank_limits_of().
 GpuLimits gpu_limits_of(const Json& json);

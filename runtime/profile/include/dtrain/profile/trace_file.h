@@ -23,6 +23,7 @@ namespace dtrain::profile {
 struct TraceWindow {
   std::int64_t first_batch = 0;  // a rank's batches count from 1
   std::int64_t last_batch = 0;   // included
+  bool kernels_alone = false;    // only the kernels of GPUs are timed, and there is no trace
   bool operator==(const TraceWindow&) const = default;
 };
 

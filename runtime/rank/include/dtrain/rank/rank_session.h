@@ -105,6 +105,8 @@ class RankSession {
   const comm::World& world() const;
   // Returns the GPU that this rank trains on, as CUDA numbers the GPUs of this process; empty: it trains on the CPU.
   std::optional<int> gpu() const;
+  // Returns its name, "NVIDIA H100 80GB HBM3"; empty: the rank trains on the CPU, or the name is not known.
+  std::string gpu_name() const;
   comm::ControlPlane& control();
   comm::Communicator& communicator();
   // Makes the communicator for data on the ranks' GPUs (NCCL). Collective; at most once, after the process has opened
@@ -120,6 +122,8 @@ class RankSession {
   // For a script without an experiment file, whose loader has the batches: replaces hyperparameters.global_batch_size.
   // ConfigError as split_batch(). The same on every rank, before training is set up.
   void use_global_batch_size(std::int64_t samples);
+  // Returns the address of this host for connections from the other ranks: 127.0.0.1 if all are on one host.
+  std::string address() const;
   // Returns the folder for results for later runs, such as tuned fusion plans. Empty: none. It may not exist yet.
   std::filesystem::path cache_folder() const;
 
