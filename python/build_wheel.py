@@ -33,7 +33,7 @@ from typing import NamedTuple
 SOURCE = Path(__file__).resolve().parent.parent
 PROGRAMS = ("dtrain", "dtrain-agent", "dtrain-saver")
 TORCH_PROGRAMS = ("dtrain-calibrate", "dtrain-worker")
-TORCH_LIBRARIES = ("libdtrain_cuda_graph.so", "libdtrain_train.so")
+TORCH_LIBRARIES = ("libdtrain_cuda_graph.so", "libdtrain_torch_distributed.so", "libdtrain_train.so")
 # The machine's C and C++ libraries and zlib, on which manylinux relies, too; what torch brings; and MPI's.
 NOT_COPIED = re.compile(r"ld-linux|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|z)\.so|libtorch|libc10|libcuda|libcupti|libnv|libnccl|libmpi")
 # What a wheel may have at most, with five Pythons: for one minor version of torch, and for each further one.
@@ -56,11 +56,12 @@ class Build(NamedTuple):
     folder: Path
     minor: str
     natives: dict[str, Path]  # of each Python, whose ABI is the key: cp311
+    backends: list[Path]  # of torch.distributed, as many
     programs: list[Path]
     libraries: dict[str, Path]  # by the names under which they are opened, which in a build are links
 
     def files(self) -> dict[str, Path]:
-        return {file.name: file for file in (*self.natives.values(), *self.programs)} | self.libraries
+        return {file.name: file for file in (*self.natives.values(), *self.backends, *self.programs)} | self.libraries
 
 
 def output_of(*command: str | Path) -> str:
@@ -172,12 +173,13 @@ def look_at(folder: Path) -> Build:
     for file in found:
         if match := re.match(r"_native\.cpython-(\d+)-", file.name):
             natives[f"cp{match[1]}"] = file
+    backends = [file.with_name(file.name.replace("_native", "_torch_distributed")) for file in natives.values()]
     programs = [folder / "bin" / name for name in TORCH_PROGRAMS]
     libraries = {name: file for name, file in named_libraries(folder / "lib").items() if file.name in TORCH_LIBRARIES}
-    for file in (*programs, folder / "lib" / "libdtrain_train.so"):
+    for file in (*programs, *backends, folder / "lib" / "libdtrain_train.so"):
         if not file.exists():
             sys.exit(f"build_wheel: there is no {file}: make wheel builds it")
-    return Build(folder, minors.pop(), dict(sorted(natives.items())), programs, libraries)
+    return Build(folder, minors.pop(), dict(sorted(natives.items())), backends, programs, libraries)
 
 
 def check_together(builds: list[Build]) -> None:
@@ -278,6 +280,7 @@ def describe(root: Path, information: Path, version: str, abis: list[str], copie
         # folder for it.
         f"License: Apache-2.0\nRequires-Python: >=3.10\nRequires-Dist: torch>={oldest}\n"
         "Description-Content-Type: text/markdown\n\n" + (SOURCE / "README.md").read_text("utf-8"), "utf-8")
+    shutil.copy2(SOURCE / "python" / "entry_points.txt", information)
     scripts = root / f"dtrain-{version}.data" / "scripts"
     scripts.mkdir(parents=True)
     shutil.copy2(SOURCE / "python" / "command.py", scripts / "dtrain")

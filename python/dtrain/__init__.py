@@ -64,8 +64,9 @@ def _find_native(version: str) -> None:
 
 # Where the names of the package are.
 _PLACES = {"Callback": "trial", "ConfigError": "_native", "Context": "trial", "DataError": "_native", "Error": "_native", "Metric": "trial",
-           "Run": "run", "Session": "session", "Trial": "trial", "data": "data", "divided": "sample_division",
-           "divisible": "sample_division", "init": "session", "linear_cross_entropy": "losses", "run_trial": "trial"}
+           "Run": "run", "Session": "session", "Trial": "trial", "add_layer_norm": "norms", "add_rms_norm": "norms", "data": "data",
+           "divided": "sample_division", "divisible": "sample_division", "init": "session", "linear_cross_entropy": "losses",
+           "run_trial": "trial"}
 
 if _util.find_spec("torch") is not None:
     __all__ = list(_PLACES)

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <pybind11/functional.h>
@@ -15,6 +16,7 @@
 #include "dtrain/comm/control.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/rank_session.h"
+#include "dtrain/train/add_norm.h"
 #include "dtrain/train/linear_cross_entropy.h"
 #include "numerics/matmul_path.h"
 #include "python_error.h"
@@ -160,6 +162,18 @@ at::Tensor linear_cross_entropy_of(const at::Tensor& input, const at::Tensor& we
                                .chunk_bytes = chunk_bytes});
 }
 
+std::tuple<at::Tensor, at::Tensor> add_layer_norm_of(const at::Tensor& input, const at::Tensor& residual,
+                                                     const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                                                     double eps) {
+  const AddNormResult result = add_layer_norm(input, residual, weight, bias.value_or(at::Tensor()), eps);
+  return {result.normalized, result.sum};
+}
+std::tuple<at::Tensor, at::Tensor> add_rms_norm_of(const at::Tensor& input, const at::Tensor& residual,
+                                                   const at::Tensor& weight, std::optional<double> eps) {
+  const AddNormResult result = add_rms_norm(input, residual, weight, eps);
+  return {result.normalized, result.sum};
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_native, module) {
@@ -172,6 +186,8 @@ PYBIND11_MODULE(_native, module) {
   add_trial(module);
   add_unchanged_script(module);
   module.def("linear_cross_entropy", &linear_cross_entropy_of, Unlocked());
+  module.def("add_layer_norm", &add_layer_norm_of, Unlocked());
+  module.def("add_rms_norm", &add_rms_norm_of, Unlocked());
 }
 
 }  // namespace dtrain::python

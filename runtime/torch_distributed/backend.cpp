@@ -109,6 +109,7 @@ Backend::WorkPtr Backend::issued(WorkPtr work) {
 
 // Rank 0 waits for each of the others, and then tells them who has not come.
 void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
+  if (const std::exception_ptr error = group_->error()) std::rethrow_exception(error);
   const auto timeout = options.timeout == c10d::kUnsetTimeout ? options_->timeout : options.timeout;
   const auto until = steady_clock::now() + timeout;
   const std::string key = "monitored/" + std::to_string(monitored_++) + "/";

@@ -78,7 +78,7 @@ WorkPtr make_work(const std::shared_ptr<Group>& group, const std::shared_ptr<Lan
     for (const at::Tensor& tensor : *tensors) {
       TORCH_CHECK(tensor.device().is_cpu(), call.title, ": the tensor is on ", tensor.device(),
                   "; this backend is for tensors on the CPU: init_process_group(\"cpu:dtrain,cuda:nccl\")");
-      TORCH_CHECK(tensor.layout() == at::kStrided, call.title, ": the tensor's layout is ", tensor.layout());
+      TORCH_CHECK(tensor.layout() == at::kStrided || call.type == c10d::OpType::_ALLREDUCE_SPARSE, call.title, ": the tensor's layout is ", tensor.layout());
     }
   }
   return c10::make_intrusive<GroupWork>(GroupWork::Setup{.lane = lane,

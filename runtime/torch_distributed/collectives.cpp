@@ -104,8 +104,6 @@ Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors, const c10d::Allredu
   const at::Tensor all_values = group_->allocate(row, values.options());
 
   Call call = call_of(OpType::_ALLREDUCE_SPARSE, kTitle, {padded_indices, padded_values}, tensors, options, *options_);
-  // make_work() refuses sparse tensors; the result is written by `after`.
-  call.outputs.clear();
   return issued(run(group_, std::move(call), [&](GroupWork::Parts& parts, comm::Communicator& communicator) {
     const comm::Group together(communicator);
     for (const auto& [from, to] : {std::pair(padded_indices, all_indices), std::pair(padded_values, all_values)}) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <utility>
 #include <variant>
 
 #include "dtrain/comm/backend_list.h"
@@ -62,12 +63,13 @@ void Group::collect(std::vector<WorkPtr>& ended) {
   }
 }
 
-void Group::release() {
-  {
-    const std::scoped_lock lock(communicator_mutex_);
-    communicator_.reset();
-  }
-  world_.reset();
+std::shared_ptr<void> Group::release() {
+  struct Carrier {  // the communicator is destroyed first
+    std::shared_ptr<World> world;
+    std::shared_ptr<comm::Communicator> communicator;
+  };
+  const std::scoped_lock lock(communicator_mutex_);
+  return std::make_shared<Carrier>(std::move(world_), std::exchange(communicator_, nullptr));
 }
 
 void Group::abort(const std::string& cause) {

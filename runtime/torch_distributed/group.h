@@ -38,7 +38,7 @@ class Group final : public Lane {
 
  private:
   void collect(std::vector<WorkPtr>& ended) override;
-  void release() override;
+  std::shared_ptr<void> release() override;
 
   const int rank_;
   const std::vector<int> names_;

@@ -48,9 +48,10 @@ void Lane::fail_locked(const std::exception_ptr& error, std::vector<WorkPtr>& en
 }
 
 void Lane::close(const std::string& cause, std::vector<WorkPtr>& ended) {
+  std::shared_ptr<void> carrier;
   const std::scoped_lock lock(mutex_);
   fail_locked(std::make_exception_ptr(CommError(cause)), ended);
-  release();
+  carrier = release();
 }
 
 std::exception_ptr Lane::error() const {

@@ -48,7 +48,8 @@ class Lane : public std::enable_shared_from_this<Lane> {
   // Called with the mutex held.
   virtual void collect(std::vector<WorkPtr>& ended) = 0;
   virtual bool owes() const { return false; }  // the peers need progress of this rank, which has no operation left
-  virtual void release() = 0;
+  // Returns what carries the operations, which is destroyed after the mutex has been given back.
+  virtual std::shared_ptr<void> release() = 0;
 
   mutable std::mutex mutex_;
   std::deque<WorkPtr> works_;  // in the order of issue

@@ -33,7 +33,7 @@ class MailLane final : public Lane {
     }
   }
   bool owes() const override { return mailbox_->outstanding(); }
-  void release() override { mailbox_.reset(); }
+  std::shared_ptr<void> release() override { return std::move(mailbox_); }
 
   comm::ControlPlane& control_;
   std::unique_ptr<comm::Mailbox> mailbox_;

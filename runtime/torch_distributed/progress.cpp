@@ -93,16 +93,16 @@ void Progress::watch(WorkPtr work) {
 
 // True while there are futures that wait for the end of a backward pass.
 bool Progress::complete_blocked(bool look) {
-  std::vector<WorkPtr> blocked;
+  std::vector<WorkPtr> blocked, completed;
   {
     const std::scoped_lock lock(futures_mutex_);
     if (!look) return !of_backward_.empty();
-    std::erase_if(of_backward_, [&](const WorkPtr& work) {
-      if (!work->is_of_backward()) return true;
-      if (!work->is_over() || !work->has_future(true)) return false;
-      blocked.push_back(work);
-      return true;
-    });
+    std::vector<WorkPtr> left;
+    for (WorkPtr& work : of_backward_) {
+      const bool is_blocked = work->is_over() && work->has_future(true);
+      (!work->is_of_backward() ? completed : is_blocked ? blocked : left).push_back(std::move(work));
+    }
+    of_backward_ = std::move(left);
     if (of_backward_.empty() && blocked.empty()) return false;
   }
   for (WorkPtr& work : blocked) complete_later(std::move(work));
@@ -125,10 +125,11 @@ void Progress::complete() {
     ++idle_completers_;
     futures_changed_.wait(lock, [this] { return !futures_.empty(); });
     --idle_completers_;
-    const WorkPtr work = std::move(futures_.front());
+    WorkPtr work = std::move(futures_.front());
     futures_.pop_front();
     lock.unlock();
     work->complete_future();
+    work.reset();
     lock.lock();
   }
 }

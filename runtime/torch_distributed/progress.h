@@ -39,6 +39,8 @@ class Progress {
   void stop();
 
  private:
+  // No mutex is held where a work may be destroyed: its tensors may belong to Python, whose lock the thread that waits
+  // for the mutex may hold.
   void help();
   void complete_later(WorkPtr work);
   void complete();

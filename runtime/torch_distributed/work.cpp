@@ -25,13 +25,56 @@ constexpr unsigned kLooksForOthers = 64;    // of these one is for the operation
 constexpr unsigned kSleepsPerCheck = 16;     // while sleeping: of these one reads the clock and the states of the ranks
 constexpr std::chrono::microseconds kSleep{50};
 constexpr unsigned kLooksUntilLeft = kYieldingLooks + 1'000;  // then a rank that has left counts as missing
+// A thread that has not computed for this long is blocked. At the end of a pass futures are completed one by one, and
+// their callbacks may wait for other operations, but hardly for each other.
 constexpr std::chrono::milliseconds kBlocked{50};
+constexpr std::chrono::seconds kBlockedAtEnd{10};
 
 bool same_time(const timespec& a, const timespec& b) {
   return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
 }
 
+thread_local int callbacks_running = 0;  // of futures, on this thread
+
+struct RunningCallbacks {
+  RunningCallbacks() { ++callbacks_running; }
+  ~RunningCallbacks() { --callbacks_running; }
+  RunningCallbacks& operator=(RunningCallbacks&&) = delete;
+};
+
 }  // namespace
+
+// A thread within a backward pass that has asked for futures. Used with the mutexes of their works held, and by the
+// thread of Progress that helps.
+struct BackwardPass {
+  explicit BackwardPass(int graph_task) : id(graph_task) { pthread_getcpuclockid(pthread_self(), &clock); }
+
+  // Returns the one that this thread is in; null: none, or the thread runs callbacks of futures.
+  static std::shared_ptr<BackwardPass> current() {
+    thread_local std::weak_ptr<BackwardPass> last;
+    const int graph_task = torch::autograd::get_current_graph_task_id();
+    if (graph_task < 0 || callbacks_running > 0) return nullptr;
+    auto pass = last.lock();
+    if (!pass || pass->id != graph_task) last = pass = std::make_shared<BackwardPass>(graph_task);
+    return pass;
+  }
+
+  bool is_blocked() {
+    timespec time{};
+    const auto when = steady_clock::now();
+    if (clock_gettime(clock, &time) == 0 && !same_time(time, computed)) {
+      computed = time;
+      seen = when;
+    }
+    return when - seen > (at_end ? std::chrono::milliseconds(kBlockedAtEnd) : kBlocked);
+  }
+
+  const int id;
+  clockid_t clock{};
+  timespec computed{};
+  steady_clock::time_point seen = steady_clock::now();
+  std::atomic<bool> at_end{false};
+};
 
 GroupWork::GroupWork(Setup setup)
     : Work(setup.rank, setup.type, setup.title, setup.inputs),
@@ -139,21 +182,13 @@ void GroupWork::end() {
 
 bool GroupWork::is_of_backward() {
   const std::scoped_lock lock(future_mutex_);
-  return in_backward_ && !completed_future_;
+  return pass_ && !completed_future_;
 }
 
 bool GroupWork::has_future(bool blocked) {
   const std::scoped_lock lock(future_mutex_);
   if (!future_ || completed_future_) return false;
-  if (!in_backward_) return true;
-  if (!blocked) return false;
-  timespec time{};
-  const auto when = steady_clock::now();
-  if (clock_gettime(pass_clock_, &time) == 0 && !same_time(time, pass_time_)) {
-    pass_time_ = time;
-    pass_seen_ = when;
-  }
-  return when - pass_seen_ > kBlocked;
+  return !pass_ || (blocked && pass_->is_blocked());
 }
 
 void GroupWork::complete_future() {
@@ -162,6 +197,7 @@ void GroupWork::complete_future() {
     if (!future_ || completed_future_) return;
     completed_future_ = true;
   }
+  const RunningCallbacks running;
   if (error_) {
     future_->setError(error_);
   } else {
@@ -173,22 +209,19 @@ c10::intrusive_ptr<c10::ivalue::Future> GroupWork::getFuture() {
   const std::scoped_lock lock(future_mutex_);
   if (future_) return future_;
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-  const bool in_pass = torch::autograd::get_current_graph_task_id() >= 0;
-  if (is_over() && !in_pass) {
-    completed_future_ = true;
-    error_ ? future_->setError(error_) : future_->markCompleted(c10::IValue(outputs_));
-  } else if (in_pass) {
-    in_backward_ = true;
-    pthread_getcpuclockid(pthread_self(), &pass_clock_);
-    pass_seen_ = steady_clock::now();
+  if ((pass_ = BackwardPass::current())) {
     Progress::instance().watch(WorkPtr::reclaim_copy(this));
     // DDP waits for the futures of its buckets in a callback at the end of the pass. This one comes before it.
-    torch::autograd::Engine::get_default_engine().queue_callback([self = WorkPtr::reclaim_copy(this)] {
+    torch::autograd::Engine::get_default_engine().queue_callback([self = WorkPtr::reclaim_copy(this), pass = pass_] {
+      pass->at_end = true;
       try {
         self->wait();
       } catch (const std::exception&) {  // the future has it
       }
     });
+  } else if (is_over()) {
+    completed_future_ = true;
+    error_ ? future_->setError(error_) : future_->markCompleted(c10::IValue(outputs_));
   }
   return future_;
 }

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <ctime>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -21,6 +20,7 @@
 namespace dtrain::torch_distributed {
 
 class Lane;
+struct BackwardPass;
 using Tensors = std::vector<at::Tensor>;
 using std::chrono::milliseconds;
 
@@ -96,10 +96,7 @@ class GroupWork final : public c10d::Work {
   std::mutex future_mutex_;  // guards what follows
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   bool completed_future_ = false;
-  bool in_backward_ = false;
-  clockid_t pass_clock_{};  // of the thread of the backward pass
-  timespec pass_time_{};
-  std::chrono::steady_clock::time_point pass_seen_;
+  std::shared_ptr<BackwardPass> pass_;  // at whose end the future is completed; null: none
 };
 
 using WorkPtr = c10::intrusive_ptr<GroupWork>;

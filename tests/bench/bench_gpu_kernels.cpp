@@ -4,14 +4,16 @@
 //   bench_gpu_kernels [DIVISOR]
 //
 // GPT-2's sizes: 124 million parameters, 8 x 1,024 rows of 50,257 scores in bfloat16, and of 768 and 2,048 values in
-// float32 for the gradient of layer norm; divided by DIVISOR. Exit codes: 0 all results are near libtorch's, 1 one is
-// not, or there are no kernels.
+// float32 for the gradient of layer norm, and of 768 and 2,048 values for a residual in float32 and a layer in
+// bfloat16, their sum and its norm, and attention of 8 x 1,024 tokens; divided by DIVISOR. Exit codes: 0 all results
+// are near libtorch's, 1 one is not, or there are no kernels.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include <ATen/CompositeImplicitAutogradFunctions.h>
 #include <c10/core/Event.h>
@@ -19,7 +21,9 @@
 
 #include "device/device_kernels.h"
 #include "device/training_device.h"
+#include "dtrain/config/optimizations.h"
 #include "dtrain/config/optimizers.h"
+#include "dtrain/train/add_norm.h"
 #include "dtrain/train/linear_cross_entropy.h"
 #include "model/optimizer_update.h"
 #include "model/precision.h"
@@ -67,7 +71,11 @@ class Bench {
   // The same where products of matrices take most of the time: `operations` in floating point.
   void compare_products(const std::string& name, double operations, double difference, double limit,
                         const std::function<void()>& ours, const std::function<void()>& libtorchs) {
-    const double own = seconds_of(gpu_, ours), peer = seconds_of(gpu_, libtorchs);
+    compare_products(name, operations, difference, limit, ours, seconds_of(gpu_, libtorchs));
+  }
+  void compare_products(const std::string& name, double operations, double difference, double limit,
+                        const std::function<void()>& ours, double peer) {
+    const double own = seconds_of(gpu_, ours);
     std::printf("%-14s %8.3f ms, %.0f TFLOP/s", name.c_str(), own * 1e3, operations / own / 1e12);
     print_peer(own, peer, difference, limit);
   }
@@ -85,29 +93,131 @@ class Bench {
   bool all_near_ = true;
 };
 
-void measure_update(Bench& bench, c10::Device gpu, std::int64_t parameters) {
+// An update that divides gradients and writes a copy in bfloat16, as with mixed_precision: bf16.
+class Updated {
+ public:
+  Updated(const at::Tensor& initial, const at::Tensor& gradients)
+      : values(initial.clone()),
+        gradients(gradients.clone()),
+        first(at::zeros_like(values)),
+        second(at::zeros_like(values)),
+        shadow(values.to(at::kBFloat16)) {
+    step.device.divisor = at::full({}, 2.0, values.options());
+    step.number = at::ones({}, values.options());
+    step.shadow = shadow;
+  }
+  double difference_from(const Updated& other) const {
+    return std::max(difference(values, other.values), difference(shadow, other.shadow));
+  }
+
+  at::Tensor values, gradients, first, second, shadow;
+  train::UpdateStep step;
+};
+
+// By `ours` against `theirs`, each a function of an Updated. `bytes`: of a parameter.
+void measure_update(Bench& bench, c10::Device gpu, const std::string& name, std::int64_t parameters, double bytes,
+                    double limit, const std::function<void(Updated&)>& ours,
+                    const std::function<void(Updated&)>& theirs) {
   const at::NoGradGuard no_grad;
-  const auto update = AdamW{}.make_update();
-  const AdamW settings;
   const at::Tensor values = at::randn({parameters}, gpu), gradients = at::randn({parameters}, gpu);
-  const at::Tensor first = at::zeros_like(values), second = at::zeros_like(values);
-  const at::Tensor shadow = values.to(at::kBFloat16), divisor = at::full({}, 2.0, gpu), number = at::ones({}, gpu);
-  const at::Tensor their_values = values.clone(), their_gradients = gradients.clone(), their_shadow = shadow.clone();
-  const at::Tensor their_first = first.clone(), their_second = second.clone();
-  train::UpdateStep step{.rate = settings.lr};
-  step.device.divisor = divisor;
-  step.shadow = shadow;
-  step.number = number;
-  const auto ours = [&] { update->update(values, gradients, {first, second}, step); };
-  const auto libtorchs = [&] {
-    at::_fused_adamw_(their_values, their_gradients, their_first, their_second, {}, number, settings.lr, settings.beta1,
-                      settings.beta2, settings.weight_decay, settings.eps, false, false, divisor);
-    their_shadow.copy_(their_values);
-  };
-  ours();
-  libtorchs();
-  const double differs = std::max(difference(values, their_values), difference(shadow, their_shadow));
-  bench.compare("update_adam", 30.0 * static_cast<double>(parameters), differs, 1e-4, ours, libtorchs);
+  Updated own(values, gradients), peer(values, gradients);
+  ours(own);
+  theirs(peer);
+  const double differs = own.difference_from(peer);
+  bench.compare(
+      name, bytes * static_cast<double>(parameters), differs, limit, [&] { ours(own); }, [&] { theirs(peer); });
+}
+
+void measure_adamw(Bench& bench, c10::Device gpu, std::int64_t parameters) {
+  const AdamW settings;
+  const auto update = settings.make_update();
+  measure_update(
+      bench, gpu, "update_adam", parameters, 30, 1e-4,
+      [&](Updated& u) {
+        u.step.rate = settings.lr;
+        update->update(u.values, u.gradients, {u.first, u.second}, u.step);
+      },
+      [&](Updated& u) {
+        at::_fused_adamw_(u.values, u.gradients, u.first, u.second, {}, u.step.number, settings.lr, settings.beta1,
+                          settings.beta2, settings.weight_decay, settings.eps, false, false, u.step.device.divisor);
+        u.shadow.copy_(u.values);
+      });
+}
+
+void measure_sgd(Bench& bench, c10::Device gpu, std::int64_t parameters) {
+  const Sgd settings{.momentum = 0.9, .weight_decay = 1e-4, .nesterov = true};
+  const auto update = settings.make_update();
+  constexpr double kRate = 1e-3;
+  measure_update(
+      bench, gpu, "update_sgd", parameters, 22, 1e-4,
+      [&](Updated& u) {
+        u.step.rate = kRate;
+        u.step.updates = 1;
+        update->update(u.values, u.gradients, {u.first}, u.step);
+      },
+      [&](Updated& u) {
+        at::_fused_sgd_(u.values, u.gradients, u.first, settings.weight_decay, settings.momentum, kRate,
+                        settings.dampening, settings.nesterov, false, false, u.step.device.divisor);
+        u.shadow.copy_(u.values);
+      });
+}
+
+// A call for all parameters of GPT-2's shapes, against one for each in the way of libtorch's operators.
+void measure_lamb(Bench& bench, c10::Device gpu, std::int64_t parameters) {
+  const Lamb settings;
+  const auto update = settings.make_update();
+  constexpr double kRate = 1e-3;
+  std::vector<std::int64_t> ends;
+  std::int64_t end = 0;
+  for (const std::int64_t share : {40, 1, 1, 8, 8, 2, 2, 8, 8, 8, 8, 2, 2, 1, 1}) {
+    ends.push_back(end += std::max<std::int64_t>(1, parameters * share / 100 / 16) * 16);
+  }
+  measure_update(
+      bench, gpu, "lamb", end, 42, 1e-4,
+      [&](Updated& u) {
+        u.step.rate = kRate;
+        update->update_several(u.values, u.gradients, {u.first, u.second}, u.step, ends);
+      },
+      [&](Updated& u) {
+        std::int64_t begin = 0;
+        for (const std::int64_t next : ends) {
+          const auto part = [&](const at::Tensor& of) { return of.narrow(0, begin, next - begin); };
+          const at::Tensor gradient = part(u.gradients) / u.step.device.divisor;
+          const at::Tensor average = part(u.first), square = part(u.second), values = part(u.values);
+          average.lerp_(gradient, 1 - settings.beta1);
+          square.mul_(settings.beta2).addcmul_(gradient, gradient, 1 - settings.beta2);
+          at::Tensor direction = average / (1 - settings.beta1);
+          direction.div_((square / (1 - settings.beta2)).sqrt_().add_(settings.eps));
+          direction.add_(values, settings.weight_decay);
+          direction.mul_(values.norm() / direction.norm());
+          values.sub_(direction, kRate);
+          part(u.shadow).copy_(values);
+          begin = next;
+        }
+      });
+}
+
+// Without the products: a matrix of GPT-2's width, whose step is its direction.
+void measure_muon(Bench& bench, c10::Device gpu, std::int64_t parameters) {
+  constexpr double kRate = 1e-2;
+  const train::cuda::MuonArguments settings{.momentum = 0.95, .nesterov = true, .weight_decay = 0.1, .scale = 1};
+  measure_update(
+      bench, gpu, "muon", parameters, 30, 1e-2,
+      [&](Updated& u) {
+        u.step.rate = kRate;
+        const std::vector<at::Tensor> states{u.first};
+        const auto tensors = train::tensors_for_kernels(u.values, u.gradients, states, u.step);
+        train::move_muon_on_device(settings, train::muon_direction_on_device(settings, tensors).value(), tensors);
+      },
+      [&](Updated& u) {
+        const at::Tensor gradient = u.gradients / u.step.device.divisor;
+        u.first.lerp_(gradient, 1 - settings.momentum);
+        const at::Tensor direction = gradient.lerp(u.first, settings.momentum).to(at::kBFloat16);
+        direction.div_(direction.norm().clamp_min_(1e-7));
+        u.values.mul_(1 - kRate * settings.weight_decay);
+        u.values.sub_(direction.to(at::kFloat), kRate);
+        u.shadow.copy_(u.values);
+      });
 }
 
 void measure_norm(Bench& bench, c10::Device gpu, std::int64_t parameters) {
@@ -156,6 +266,37 @@ void measure_layer_norm(Bench& bench, c10::Device gpu, std::int64_t rows, std::i
       [&] { libtorchs(); });
 }
 
+// A block's output under autocast: its sum with the residual, layer norm of it in bfloat16 for the next product, and
+// the gradients of both.
+void measure_add_norm(Bench& bench, c10::Device gpu, std::int64_t rows, std::int64_t columns) {
+  const at::Tensor input = at::randn({rows, columns}, gpu).to(at::kBFloat16).requires_grad_();
+  const at::Tensor residual = at::randn({rows, columns}, gpu).requires_grad_();
+  const at::Tensor weight = at::randn({columns}, gpu).requires_grad_(),
+                   bias = at::randn({columns}, gpu).requires_grad_();
+  const at::Tensor of_normalized = at::randn({rows, columns}, gpu).to(at::kBFloat16), of_sum = at::randn_like(residual);
+  const auto ours = [&] {
+    const train::Autocast autocast(at::kBFloat16, gpu);
+    return add_layer_norm(input, residual, weight, bias);
+  };
+  const auto libtorchs = [&]() -> AddNormResult {
+    const train::Autocast autocast(at::kBFloat16, gpu);
+    const at::Tensor sum = residual + input;
+    return {at::layer_norm(sum, {columns}, weight, bias).to(at::kBFloat16), sum};
+  };
+  const auto gradients = [&](const AddNormResult& result) {
+    return torch::autograd::grad({result.normalized, result.sum}, {input, residual, weight, bias},
+                                 {of_normalized, of_sum});
+  };
+  const AddNormResult own = ours(), theirs = libtorchs();
+  double differs = std::max(difference(own.normalized, theirs.normalized), difference(own.sum, theirs.sum));
+  const auto of_own = gradients(own), of_theirs = gradients(theirs);
+  for (std::size_t i = 0; i < of_own.size(); ++i) differs = std::max(differs, difference(of_own[i], of_theirs[i]));
+  const std::string size = std::to_string(columns);
+  const double values = static_cast<double>(rows * columns);
+  bench.compare(
+      "add_norm " + size, 28.0 * values, differs, 1e-2, [&] { gradients(ours()); }, [&] { gradients(libtorchs()); });
+}
+
 // In chunks of 64 MiB and of 256 MiB, against libtorch's operators with all scores.
 void measure_linear_cross_entropy(Bench& bench, c10::Device gpu, std::int64_t rows) {
   constexpr std::int64_t kClasses = 50'257, kFeatures = 768;
@@ -185,6 +326,32 @@ void measure_linear_cross_entropy(Bench& bench, c10::Device gpu, std::int64_t ro
   }
 }
 
+// Forward and backward of causal attention with 12 heads of 64 features, by each of libtorch's kernels against its own
+// choice.
+void measure_attention(Bench& bench, c10::Device gpu, std::int64_t samples) {
+  constexpr std::int64_t kHeads = 12, kTokens = 1024, kFeatures = 64;
+  const auto random = [&] {
+    return at::randn({samples, kHeads, kTokens, kFeatures}, at::TensorOptions(gpu).dtype(at::kBFloat16));
+  };
+  const std::vector<at::Tensor> inputs{random().requires_grad_(), random().requires_grad_(), random().requires_grad_()};
+  const at::Tensor of_result = random();
+  const auto gradient = [&] {
+    const at::Tensor result =
+        at::scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], {}, 0, /*is_causal=*/true);
+    return torch::autograd::grad({result}, inputs, {of_result})[0];
+  };
+  const at::Tensor chosen = gradient();
+  const double chosens = seconds_of(gpu, gradient);
+  // Two products forward and five backward, of half of all pairs of tokens; each takes two operations for a feature.
+  const double operations = 7.0 * static_cast<double>(samples * kHeads * kTokens * kTokens * kFeatures);
+  for (const auto& [name, attention] : config::kAttentions) {
+    if (attention == config::Attention::kAuto || attention == config::Attention::kMath) continue;
+    train::use_fast_paths(gpu, {.attention = attention});
+    bench.compare_products(std::string("attention, ") + name, operations, difference(gradient(), chosen), 2e-2,
+                           gradient, chosens);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -200,12 +367,17 @@ int main(int argc, char** argv) {
     const std::int64_t parameters = 124'000'000 / divisor;
     Bench bench(gpu);
     bench.measure_copies(parameters);
-    measure_update(bench, gpu, parameters);
+    measure_adamw(bench, gpu, parameters);
+    measure_sgd(bench, gpu, parameters);
+    measure_lamb(bench, gpu, parameters);
+    measure_muon(bench, gpu, parameters);
     measure_norm(bench, gpu, parameters);
     const std::int64_t rows = std::max<std::int64_t>(1, 8 * 1024 / divisor);
     measure_cross_entropy(bench, gpu, rows);
     measure_linear_cross_entropy(bench, gpu, rows);
     for (const std::int64_t columns : {768, 2048}) measure_layer_norm(bench, gpu, rows, columns);
+    for (const std::int64_t columns : {768, 2048}) measure_add_norm(bench, gpu, rows, columns);
+    measure_attention(bench, gpu, std::max<std::int64_t>(1, 8 / divisor));
     return bench.all_near() ? 0 : 1;
   } catch (const std::exception& error) {
     std::printf("bench_gpu_kernels: %s\n", error.what());

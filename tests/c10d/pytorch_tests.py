@@ -24,7 +24,13 @@ from pathlib import Path
 
 import group_ranks
 import torch.distributed as dist
-from torch.testing._internal import common_distributed
+
+with contextlib.suppress(ImportError):
+    import expecttest
+if "expecttest" not in sys.modules:  # PyTorch's helpers import it; the tests here do not use it
+    sys.modules["expecttest"] = types.ModuleType("expecttest")
+    sys.modules["expecttest"].TestCase = unittest.TestCase
+from torch.testing._internal import common_distributed  # noqa: E402
 
 NAME = "torch.testing._internal.distributed.distributed_test"
 LIMIT, GRACE = 60, 8  # seconds of a test; of the other ranks after the first has failed

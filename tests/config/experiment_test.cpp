@@ -87,6 +87,7 @@ optimizations:
   mixed_precision: O0
   tf32: true
   cudnn_benchmark: false
+  attention: auto
   grad_updates_size_file: null
   sharded_optimizer: auto
   sharded_gradients: auto
@@ -151,6 +152,7 @@ optimizations:
   mixed_precision: none
   tf32: false
   cudnn_benchmark: true
+  attention: flash
   matmul: default
   operators: default
 profiling: {prometheus: {port: 9400, address: 10.0.0.5}, calibration: false, kernel_times: 0}
@@ -203,6 +205,7 @@ environment:
   EXPECT_EQ(optimizations.sharded_gradients, ShardedGradients::kOn);
   EXPECT_FALSE(optimizations.tf32);
   EXPECT_TRUE(optimizations.cudnn_benchmark);
+  EXPECT_EQ(optimizations.attention, Attention::kFlash);
   EXPECT_EQ(experiment.searcher, (Searcher{"accuracy", false, {LengthUnit::kRecords, 60000}}));
   EXPECT_EQ(experiment.min_validation_period, (Length{LengthUnit::kBatches, 100}));
   EXPECT_TRUE(experiment.perform_initial_validation);

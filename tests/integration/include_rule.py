@@ -1,4 +1,4 @@
-"""Only runtime/train (and examples, tests) may include libtorch, and `dtrain` itself must not load it. A training
+"""Only runtime/train and runtime/torch_distributed (and examples, tests) may include libtorch, and `dtrain` itself must not load it. A training
 program must not load what only a launcher needs.
 
     include_rule.py SOURCE_FOLDER DTRAIN_PROGRAM TRAINING_PROGRAM
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 TORCH = re.compile(r'^\s*#\s*include\s*[<"](torch|ATen|c10|caffe2)/')
-MAY = ("runtime/train/", "examples/", "tests/")
+MAY = ("runtime/train/", "runtime/torch_distributed/", "examples/", "tests/")
 FOLDERS = ("runtime", "comm", "scheduler", "examples", "tests")
 
 

@@ -19,18 +19,20 @@ struct Case {
   bool rms = false, bias = true;
 };
 
-template <class Value>
+template <class Value, class Narrow>
 struct Inputs {
-  std::vector<Value> inputs, of_results, weight;
+  std::vector<Value> inputs, weight, added;
+  std::vector<Narrow> of_results;
   std::vector<float> means, reciprocals;
 };
 
-template <class Value>
+template <class Value, class Narrow>
 struct Result {
   std::vector<Value> gradient, of_weight, of_bias;
+  std::vector<Narrow> copy;
   bool operator==(const Result& other) const {
     return same_bits(gradient, other.gradient) && same_bits(of_weight, other.of_weight) &&
-           same_bits(of_bias, other.of_bias);
+           same_bits(of_bias, other.of_bias) && same_bits(copy, other.copy);
   }
 };
 
@@ -43,13 +45,14 @@ std::vector<Value> random_values(std::int64_t count, unsigned seed) {
   return values;
 }
 
-template <class Value>
-Inputs<Value> random_inputs(const Case& c) {
-  Inputs<Value> given{random_values<Value>(c.rows * c.columns, 5),
-                      random_values<Value>(c.rows * c.columns, 6),
-                      random_values<Value>(c.columns, 7),
-                      {},
-                      {}};
+template <class Value, class Narrow = Value>
+Inputs<Value, Narrow> random_inputs(const Case& c) {
+  Inputs<Value, Narrow> given{random_values<Value>(c.rows * c.columns, 5),
+                              random_values<Value>(c.columns, 7),
+                              random_values<Value>(c.rows * c.columns, 8),
+                              random_values<Narrow>(c.rows * c.columns, 6),
+                              {},
+                              {}};
   for (std::int64_t row = 0; row < c.rows; ++row) {
     const auto at = [&](std::int64_t i) {
       return static_cast<double>(train::cuda::to_float(given.inputs[static_cast<std::size_t>(row * c.columns + i)]));
@@ -64,27 +67,31 @@ Inputs<Value> random_inputs(const Case& c) {
   return given;
 }
 
-template <int packs, class Value>
-void run_first(const NormArguments<Value>& arguments, ThreadOrder order) {
+template <int packs, class Value, class Narrow, bool residual>
+void run_first(const NormArguments<Value, Narrow, residual>& arguments, ThreadOrder order) {
   run_on_host<train::cuda::NormSums>([](auto& block, const auto& a) { train::cuda::norm_gradient<packs>(block, a); },
                                      arguments, train::cuda::blocks_of_norm(arguments.rows, arguments.columns), order);
 }
 
-template <class Value>
-Result<Value> run(const Case& c, const Inputs<Value>& given, ThreadOrder order) {
+// `residual`: the inputs have a gradient from elsewhere, and theirs is copied.
+template <bool residual = false, class Value, class Narrow>
+Result<Value, Narrow> run(const Case& c, const Inputs<Value, Narrow>& given, ThreadOrder order) {
   const std::int64_t parts = train::cuda::norm_parts(c.rows, c.columns);
-  Guarded<Value> inputs(given.inputs, c.offset), of_results(given.of_results, c.offset), weight(given.weight, c.offset);
+  Guarded<Value> inputs(given.inputs, c.offset), weight(given.weight, c.offset), added(given.added, c.offset);
+  Guarded<Narrow> of_results(given.of_results, c.offset), copy(c.rows * c.columns, c.gradient_offset);
   Guarded<float> means(given.means, 0), reciprocals(given.reciprocals, 0), sums(parts * 2 * c.columns, 0);
   Guarded<Value> gradient(c.rows * c.columns, c.gradient_offset), of_weight(c.columns, 0), of_bias(c.columns, 0);
-  const NormArguments<Value> arguments{.rows = c.rows,
-                                       .columns = c.columns,
-                                       .inputs = inputs.data(),
-                                       .of_results = of_results.data(),
-                                       .weight = weight.data(),
-                                       .means = c.rms ? nullptr : means.data(),
-                                       .reciprocals = reciprocals.data(),
-                                       .gradient = gradient.data(),
-                                       .sums = sums.data()};
+  const NormArguments<Value, Narrow, residual> arguments{.rows = c.rows,
+                                                         .columns = c.columns,
+                                                         .inputs = inputs.data(),
+                                                         .of_results = of_results.data(),
+                                                         .weight = weight.data(),
+                                                         .means = c.rms ? nullptr : means.data(),
+                                                         .reciprocals = reciprocals.data(),
+                                                         .gradient = gradient.data(),
+                                                         .sums = sums.data(),
+                                                         .added = residual ? added.data() : nullptr,
+                                                         .copy = residual ? copy.data() : nullptr};
   switch (train::cuda::norm_packs(c.columns)) {
     case 1:
       run_first<1>(arguments, order);
@@ -103,19 +110,21 @@ Result<Value> run(const Case& c, const Inputs<Value>& given, ThreadOrder order) 
                                                                .of_bias = c.bias ? of_bias.data() : nullptr},
                                        train::cuda::blocks_of_add_norm(c.columns, c.bias), order);
   gradient.expect_guards();
+  copy.expect_guards();
   sums.expect_guards();
   of_weight.expect_guards();
   of_bias.expect_guards();
-  return {gradient.values(), of_weight.values(), of_bias.values()};
+  return {gradient.values(), of_weight.values(), of_bias.values(), copy.values()};
 }
 
-template <class Value>
+template <class Value, class Narrow = Value, bool residual = false>
 void check(const Case& c) {
   SCOPED_TRACE(testing::Message() << c.rows << " rows of " << c.columns << " at offsets " << c.offset << " and "
-                                  << c.gradient_offset << (c.rms ? ", RMS" : "") << (c.bias ? "" : ", no bias"));
-  const auto given = random_inputs<Value>(c);
-  const auto result = run(c, given, ThreadOrder::kForward);
-  for (const ThreadOrder order : kOrders) EXPECT_TRUE(run(c, given, order) == result) << "a race";
+                                  << c.gradient_offset << (c.rms ? ", RMS" : "") << (c.bias ? "" : ", no bias")
+                                  << (residual ? ", residual" : ""));
+  const auto given = random_inputs<Value, Narrow>(c);
+  const auto result = run<residual>(c, given, ThreadOrder::kForward);
+  for (const ThreadOrder order : kOrders) EXPECT_TRUE(run<residual>(c, given, order) == result) << "a race";
   const double step = std::is_same_v<Value, float> ? 2e-6 : 1.0 / 256;
   const auto columns = static_cast<std::size_t>(c.columns);
   std::vector<double> of_weight(columns), of_bias(columns), sizes(columns);  // sizes: sums of what is added
@@ -137,12 +146,19 @@ void check(const Case& c) {
       sizes[i] += std::fabs(of_result(i)) * (1 + std::fabs(normalized(i)));
     }
     for (std::size_t i = 0; i < columns; ++i) {
-      const double expected = double{given.reciprocals[row]} * (weighted(i) - mean - normalized(i) * with_input);
+      const double added = residual ? double{train::cuda::to_float(given.added[row * columns + i])} : 0;
+      const double expected =
+          double{given.reciprocals[row]} * (weighted(i) - mean - normalized(i) * with_input) + added;
       const double size = double{given.reciprocals[row]} *
-                          (std::fabs(weighted(i)) + std::fabs(mean) + std::fabs(normalized(i) * with_input) + 1);
+                              (std::fabs(weighted(i)) + std::fabs(mean) + std::fabs(normalized(i) * with_input) + 1) +
+                          std::fabs(added);
       const double error = std::is_same_v<Value, float> ? step * size : step * std::fabs(expected) + 1e-5 * size;
       ASSERT_NEAR(train::cuda::to_float(result.gradient[row * columns + i]), expected, error)
           << "row " << row << ", column " << i;
+      if (!residual) continue;
+      ASSERT_NEAR(train::cuda::to_float(result.copy[row * columns + i]), expected,
+                  std::fabs(expected) / 256 + 1e-5 * size)
+          << "copy, row " << row << ", column " << i;
     }
   }
   for (std::size_t i = 0; i < columns; ++i) {
@@ -182,6 +198,18 @@ TEST(NormKernel, RmsNormAndNoBias) {
     check<float>({.rows = 6, .columns = columns, .rms = true, .bias = false});
     check<std::uint16_t>({.rows = 6, .columns = columns, .rms = true, .bias = false});
   }
+}
+
+TEST(NormKernel, WithTheGradientOfASumAndACopy) {
+  for (const std::int64_t columns : {1, 7, 64, 96, 130, 512, 1500, 4096}) {
+    for (const int offset : {0, 1}) {
+      const Case c{.rows = 9, .columns = columns, .offset = offset, .gradient_offset = offset};
+      check<float, float, true>(c);
+      check<std::uint16_t, std::uint16_t, true>(c);
+      check<float, std::uint16_t, true>(c);
+    }
+  }
+  check<float, std::uint16_t, true>({.rows = 7, .columns = 96, .rms = true, .bias = false});
 }
 
 // Where an array begins does not change the bits.

@@ -1,4 +1,4 @@
-"""dtrain.linear_cross_entropy() against torch's linear and cross_entropy, without a run.
+"""dtrain.linear_cross_entropy(), add_layer_norm() and add_rms_norm() against torch's functions, without a run.
 
     losses.py BIN_FOLDER [TestClass[.test] ...]
 """
@@ -70,6 +70,44 @@ class LinearCrossEntropy(unittest.TestCase):
             dtrain.linear_cross_entropy(self.hidden, self.weight, self.target, reduction="none")
         with self.assertRaisesRegex(dtrain.Error, r"\[2, 5, 6\], and the weight \[6, 13\]"):
             dtrain.linear_cross_entropy(self.hidden, self.weight.t(), self.target)
+
+
+class AddNorm(unittest.TestCase):
+    def setUp(self):
+        torch.manual_seed(11)
+        self.input, self.residual = (torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True) for _ in range(2))
+        self.weight, self.bias = (torch.randn(6, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def test_values_are_torchs(self):
+        total = self.residual + self.input
+        for bias in (self.bias, None):
+            normalized, found = dtrain.add_layer_norm(self.input, self.residual, self.weight, bias, eps=1e-3)
+            torch.testing.assert_close(found, total)
+            torch.testing.assert_close(normalized, functional.layer_norm(total, (6,), self.weight, bias, 1e-3))
+        for eps in (1e-3, None):
+            normalized, found = dtrain.add_rms_norm(self.input, self.residual, self.weight, eps=eps)
+            torch.testing.assert_close(found, total)
+            torch.testing.assert_close(normalized, functional.rms_norm(total, (6,), self.weight, eps))
+
+    def test_gradients_are_those_of_finite_differences(self):
+        self.assertTrue(torch.autograd.gradcheck(dtrain.add_layer_norm, (self.input, self.residual, self.weight, self.bias)))
+        self.assertTrue(torch.autograd.gradcheck(dtrain.add_rms_norm, (self.input, self.residual, self.weight)))
+
+    def test_autocast(self):
+        narrow = [tensor.detach().float() for tensor in (self.input, self.residual, self.weight)]
+        with torch.autocast("cpu", torch.bfloat16):
+            normalized, total = dtrain.add_rms_norm(narrow[0].bfloat16(), *narrow[1:])
+        self.assertEqual((normalized.dtype, total.dtype), (torch.bfloat16, torch.float32))
+
+    def test_what_torch_func_traces(self):
+        def loss(weight):
+            return dtrain.add_layer_norm(self.input.detach(), self.residual.detach(), weight)[0].pow(3).sum()
+        loss(self.weight).backward()
+        torch.testing.assert_close(torch.func.grad(loss)(self.weight.detach()), self.weight.grad)
+
+    def test_errors(self):
+        with self.assertRaisesRegex(dtrain.Error, r"add_layer_norm: the input has the shape \[2, 5, 6\], and the residual"):
+            dtrain.add_layer_norm(self.input, self.residual[0], self.weight)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 // Cross entropy on GPUs that are not there: by dtrain's kernels, as training calls them, against libtorch's operators.
 #include <ATen/autocast_mode.h>
 
-#include "device/device_kernels.h"
-#include "gpus.h"
+#include "gpu_with_kernels.h"
 #include "model/precision.h"
 #include "numerics/own_operators.h"
 
@@ -15,17 +14,11 @@ using testing::IsEmpty;
 
 constexpr std::int64_t kIgnored = -100;
 
-class GpuCrossEntropy : public test::OnGpus {
+class GpuCrossEntropy : public test::GpuWithKernels {
  protected:
   void SetUp() override {
-    OnGpus::SetUp();
-#ifdef DTRAIN_HAS_CUDA_KERNELS
-    ASSERT_EQ(why_no_device_kernels(), "");
-#else
-    GTEST_SKIP() << "built without nvcc";
-#endif
-    use_own_operators();
-    at::manual_seed(23);
+    GpuWithKernels::SetUp();
+    if (!IsSkipped()) use_own_operators();
   }
 };
 

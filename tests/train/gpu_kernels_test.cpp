@@ -2,10 +2,11 @@
 // the CUDA runtime, and the fake runs their sources on the host.
 #include <c10/util/Exception.h>
 
-#include "device/device_kernels.h"
 #include "dtrain/config/optimizers.h"
-#include "gpus.h"
-#include "model/optimizer_update.h"
+#include "gpu_run.h"
+#include "gpu_with_kernels.h"
+#include "model/flat_optimizer.h"
+#include "model/model_tensors.h"
 
 namespace dtrain::train {
 namespace {
@@ -15,18 +16,7 @@ using test::kGpu;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-class GpuKernels : public test::OnGpus {
- protected:
-  void SetUp() override {
-    OnGpus::SetUp();
-#ifdef DTRAIN_HAS_CUDA_KERNELS
-    ASSERT_EQ(why_no_device_kernels(), "");
-#else
-    GTEST_SKIP() << "built without nvcc";
-#endif
-    at::manual_seed(17);
-  }
-};
+using GpuKernels = test::GpuWithKernels;
 
 struct Updated {
   at::Tensor values, first, second, shadow;
@@ -44,7 +34,11 @@ struct Updated {
   }
   void update(const OptimizerUpdate& by, const at::Tensor& gradients, UpdateStep step) const {
     step.shadow = shadow;
-    by.update(values, gradients, {first, second}, step);
+    by.update(values, gradients, states_of(by), step);
+  }
+  std::vector<at::Tensor> states_of(const OptimizerUpdate& by) const {
+    const std::vector<at::Tensor> both{first, second};
+    return {both.begin(), both.begin() + static_cast<std::ptrdiff_t>(by.state_names().size())};
   }
   void expect_bits_of(const Updated& other) const {
     EXPECT_TRUE(at::equal(values.cpu(), other.values.cpu()));
@@ -60,10 +54,11 @@ at::Tensor scalar_on_gpu(double value) {
   return at::full({}, value, at::kFloat).to(kGpu);
 }
 
-TEST_F(GpuKernels, AnUpdateByAdamIsOneKernelWithTheBitsOfTheCpu) {
-  const auto adam = Adam{.weight_decay = 0.1}.make_update();
-  const auto adamw = AdamW{}.make_update();
-  for (const OptimizerUpdate* const update : {adam.get(), adamw.get()}) {
+TEST_F(GpuKernels, AnUpdateByAdamOrSgdIsOneKernelWithTheBitsOfTheCpu) {
+  const Optimizer optimizers[] = {Adam{.weight_decay = 0.1}, AdamW{}, Sgd{}, Sgd{.momentum = 0.9, .dampening = 0.5},
+                                  Sgd{.momentum = 0.9, .weight_decay = 0.1, .nesterov = true}};
+  for (const Optimizer& optimizer : optimizers) {
+    const auto update = std::visit([](const auto& settings) { return settings.make_update(); }, optimizer);
     EXPECT_EQ(update->kernel(at::kCUDA, at::kFloat).whose, "dtrain");
     for (const auto& copy : {std::optional<at::ScalarType>(), std::optional(at::kBFloat16), std::optional(at::kHalf)}) {
       for (const at::ScalarType of_gradients : {at::kFloat, at::kBFloat16}) {
@@ -84,6 +79,83 @@ TEST_F(GpuKernels, AnUpdateByAdamIsOneKernelWithTheBitsOfTheCpu) {
         }
       }
     }
+  }
+  EXPECT_THAT(gpus.take_reports(), IsEmpty());
+}
+
+// Square roots on the CPU are not always the nearest numbers, so the values differ in their last bits.
+TEST_F(GpuKernels, LambUpdatesSeveralParametersByThreeKernels) {
+  const auto lamb = Lamb{}.make_update();
+  EXPECT_EQ(lamb->kernel(at::kCUDA, at::kFloat).whose, "dtrain");
+  const std::vector<std::int64_t> ends{64, 80, 5008, 5168};
+  const Updated on_cpu(ends.back(), at::kBFloat16), on_gpu = on_cpu.on_gpu();
+  for (int i = 0; i < 3; ++i) {
+    const at::Tensor gradients = at::randn({ends.back()}, at::kFloat), on_device = gradients.to(kGpu);
+    std::int64_t begin = 0;
+    for (const std::int64_t end : ends) {
+      const auto part = [&](const at::Tensor& of) { return of.narrow(0, begin, end - begin); };
+      lamb->update(part(on_cpu.values), part(gradients), {part(on_cpu.first), part(on_cpu.second)},
+                   {.rate = 0.01, .updates = i});
+      begin = end;
+    }
+    UpdateStep step{.rate = 0.01, .updates = i};
+    step.shadow = on_gpu.shadow;
+    gpus.take_counts();
+    EXPECT_TRUE(lamb->update_several(on_gpu.values, on_device, on_gpu.states_of(*lamb), step, ends));
+    const auto counts = gpus.take_counts();
+    EXPECT_EQ(counts.kernels, 3);
+    EXPECT_EQ(counts.host_syncs, 0);
+  }
+  EXPECT_TRUE(at::equal(on_gpu.first.cpu(), on_cpu.first));
+  EXPECT_TRUE(at::equal(on_gpu.second.cpu(), on_cpu.second));
+  EXPECT_TRUE(at::allclose(on_gpu.values.cpu(), on_cpu.values, 1e-5, 1e-6));
+  EXPECT_TRUE(at::equal(on_gpu.shadow.cpu(), on_gpu.values.cpu().to(at::kBFloat16)));
+  EXPECT_THAT(gpus.take_reports(), IsEmpty());
+}
+
+TEST_F(GpuKernels, OnlyParametersThatFollowEachOtherAreUpdatedTogether) {
+  run_on_gpu([](GpuRun& run) {
+    torch::nn::Module model;
+    for (const std::int64_t size : {20, 40, 30, 50}) {
+      model.register_parameter("p" + std::to_string(size), torch::randn({size}));
+    }
+    move_model(model, run.device);
+    FlatParameters flat(model, *run.nccl);
+    FlatOptimizer optimizer(Lamb{.lr = 0.1}, nullptr, flat);
+    std::vector<at::Tensor> before;
+    for (const auto& parameter : flat.parameters()) before.push_back(parameter.tensor.detach().cpu().clone());
+    flat.groups()[0].gradients.fill_(1);
+    const std::vector<std::uint8_t> used{1, 0, 1, 1};
+    optimizer.begin_step(used);
+    optimizer.update({0, 0, flat.groups()[0].values.numel()});
+    optimizer.end_step(used);
+    for (std::size_t i = 0; i < used.size(); ++i) {
+      EXPECT_EQ(at::equal(flat.parameters()[i].tensor.detach().cpu(), before[i]), used[i] == 0) << i;
+    }
+  });
+}
+
+TEST_F(GpuKernels, AMatrixIsUpdatedByMuonWithTheBitsOfTheCpu) {
+  const auto muon = Muon{}.make_update();
+  EXPECT_EQ(muon->kernel(at::kCUDA, at::kFloat).whose, "dtrain");
+  for (const auto& [rows, columns] : {std::pair(24, 40), std::pair(40, 24), std::pair(16, 16), std::pair(3, 5)}) {
+    SCOPED_TRACE(testing::Message() << rows << " x " << columns);
+    const std::int64_t count = rows * columns, padded = (count + 15) / 16 * 16;
+    const Updated on_cpu(padded, at::kBFloat16);
+    on_cpu.values.narrow(0, count, padded - count).zero_();
+    const Updated on_gpu = on_cpu.on_gpu();
+    for (int i = 0; i < 3; ++i) {
+      const at::Tensor gradients = at::randn({padded}, at::kFloat);
+      gradients.narrow(0, count, padded - count).zero_();
+      const at::Tensor on_device = gradients.to(kGpu);
+      UpdateStep step{.rate = 0.02, .updates = i};
+      step.form = at::empty({rows, columns}, at::kFloat);
+      on_cpu.update(*muon, gradients, step);
+      gpus.take_counts();
+      on_gpu.update(*muon, on_device, step);
+      EXPECT_EQ(gpus.take_counts().host_syncs, 0);
+    }
+    on_gpu.expect_bits_of(on_cpu);
   }
   EXPECT_THAT(gpus.take_reports(), IsEmpty());
 }
@@ -171,7 +243,7 @@ TEST_F(GpuKernels, TheSumOfSquaresOfManyTensors) {
 }
 
 TEST_F(GpuKernels, OtherTypesAreLibtorchs) {
-  EXPECT_EQ(Sgd{}.make_update()->kernel(at::kCUDA, at::kFloat).whose, "libtorch");
+  EXPECT_EQ(RmsProp{}.make_update()->kernel(at::kCUDA, at::kFloat).whose, "libtorch");
   EXPECT_EQ(AdamW{}.make_update()->kernel(at::kCUDA, at::kDouble).whose, "libtorch");
   EXPECT_FALSE(sum_of_squares_on_device(at::zeros({8}, at::TensorOptions(kGpu).dtype(at::kDouble))).has_value());
   EXPECT_FALSE(sum_of_squares_on_device(at::zeros({8}, at::kFloat)).has_value());

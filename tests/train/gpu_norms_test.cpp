@@ -1,7 +1,6 @@
 // Gradients of layer norm and RMS norm on GPUs that are not there: by dtrain's kernels, as autograd calls them, against
 // libtorch's operators.
-#include "device/device_kernels.h"
-#include "gpus.h"
+#include "gpu_with_kernels.h"
 #include "model/precision.h"
 #include "numerics/own_operators.h"
 
@@ -16,17 +15,11 @@ using ThreeTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 constexpr double kEps = 1e-5;
 
-class GpuNorms : public test::OnGpus {
+class GpuNorms : public test::GpuWithKernels {
  protected:
   void SetUp() override {
-    OnGpus::SetUp();
-#ifdef DTRAIN_HAS_CUDA_KERNELS
-    ASSERT_EQ(why_no_device_kernels(), "");
-#else
-    GTEST_SKIP() << "built without nvcc";
-#endif
-    use_own_operators();
-    at::manual_seed(29);
+    GpuWithKernels::SetUp();
+    if (!IsSkipped()) use_own_operators();
   }
 };
 

@@ -300,6 +300,7 @@ std::vector<std::string> differences_from(const ContinuedRun& run, const Json& p
                                 "/searcher/metric",
                                 "/searcher/smaller_is_better",
                                 "/optimizations/aggregation_frequency",
+                                "/optimizations/attention",
                                 "/optimizations/average_aggregated_gradients",
                                 "/optimizations/cudnn_benchmark",
                                 "/optimizations/ema",

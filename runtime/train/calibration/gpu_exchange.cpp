@@ -25,17 +25,18 @@ namespace {
 using Watch = std::chrono::steady_clock;
 
 constexpr std::array<int, 4> kBytes{64 << 10, 1 << 20, 25 << 20, 100 << 20};  // ascending
-constexpr double kWindow = 0.01;                                              // seconds of operations in a row
-constexpr double kLongestCall = 0.1;  // seconds; a size that takes longer is left out, but not the first
+constexpr double kExchangeWindow = 0.01;                                      // seconds of operations in a row
+constexpr double kLongestExchange = 0.1;  // seconds; a size that takes longer is left out, but not the first
 constexpr int kMostCalls = 200;
-constexpr int kRounds = 3;          // the best counts: other load only slows a round
-constexpr unsigned kDeadline = 30;  // seconds; SIGALRM ends a process that hangs
+constexpr int kExchangeRounds = 3;          // the best counts: other load only slows a round
+constexpr unsigned kExchangeDeadline = 30;  // seconds; SIGALRM ends a process that hangs
 constexpr std::chrono::seconds kPatience{20};
 
 constexpr std::size_t kPort = 0;     // index of rank 0's port
 constexpr std::size_t kSeconds = 1;  // index of what a rank's operations took
-constexpr std::size_t kRates = 2;    // index of the rates: all-reduce by size, all-gather by size; 0: not measured
-constexpr std::size_t kValues = kRates + 2 * kBytes.size();
+constexpr std::size_t kExchangeRates =
+    2;  // index of the rates: all-reduce by size, all-gather by size; 0: not measured
+constexpr std::size_t kExchangeValues = kExchangeRates + 2 * kBytes.size();
 
 std::unique_ptr<comm::ControlPlane> connect(RankProcess& self, const std::string& secret) {
   comm::ControlOptions options;
@@ -74,12 +75,12 @@ void measure_sizes(RankProcess& self, double* rates, const std::function<comm::W
   double seconds = 0;  // of the size before
   for (std::size_t i = 0; i < kBytes.size(); ++i) {
     const int bytes = kBytes[i];
-    if (i > 0 && seconds * bytes / kBytes[i - 1] > kLongestCall) return;
+    if (i > 0 && seconds * bytes / kBytes[i - 1] > kLongestExchange) return;
     const auto call = [&] { return operation(bytes); };
     seconds_of(self, call, 1);  // NCCL connects, and chooses its algorithm
     seconds = seconds_of(self, call, 1);
-    const int calls = std::clamp(static_cast<int>(kWindow / std::max(seconds, 1e-6)), 1, kMostCalls);
-    for (int round = 0; round < kRounds; ++round) seconds = std::min(seconds, seconds_of(self, call, calls));
+    const int calls = std::clamp(static_cast<int>(kExchangeWindow / std::max(seconds, 1e-6)), 1, kMostCalls);
+    for (int round = 0; round < kExchangeRounds; ++round) seconds = std::min(seconds, seconds_of(self, call, calls));
     if (seconds > 0) rates[i] = bytes / seconds;
   }
 }
@@ -90,7 +91,7 @@ void measure_operations(RankProcess& self, comm::ControlPlane& control) {
   const auto buffer = communicator->allocate(kBytes.back());
   std::byte* const data = buffer->bytes().data();
   constexpr auto kFloat = comm::DataType::kFloat32;
-  double* const rates = self.values() + kRates;
+  double* const rates = self.values() + kExchangeRates;
   measure_sizes(self, rates, [&](int bytes) {
     return communicator->all_reduce(data, static_cast<std::size_t>(bytes) / sizeof(float), kFloat);
   });
@@ -103,7 +104,7 @@ void measure_operations(RankProcess& self, comm::ControlPlane& control) {
 }
 
 void measure_as_rank(RankProcess& self, const std::string& secret) {
-  ::alarm(kDeadline);
+  ::alarm(kExchangeDeadline);
   train::open_device(self.rank());
   const auto control = connect(self, secret);
   measure_operations(self, *control);
@@ -122,9 +123,9 @@ std::map<int, double> by_size(const double* rates) {
 
 profile::GpuExchange measure_exchange(int gpus) {
   const std::string secret = random_hex(32);
-  const std::vector<double> values = run_rank_processes({.ranks = gpus, .cpus = {}, .values = kValues},
+  const std::vector<double> values = run_rank_processes({.ranks = gpus, .cpus = {}, .values = kExchangeValues},
                                                         [&](RankProcess& self) { measure_as_rank(self, secret); });
-  const double* const rates = values.data() + kRates;  // of rank 0; those of the others are the same
+  const double* const rates = values.data() + kExchangeRates;  // of rank 0; those of the others are the same
   return {.gpus = gpus, .all_reduce_gb_s = by_size(rates), .all_gather_gb_s = by_size(rates + kBytes.size())};
 }
 

@@ -6,35 +6,53 @@
 // of CUDA is a c10::AcceleratorError. Training thread.
 #pragma once
 
+#include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 
 #include <ATen/ATen.h>
 
 #include "device/kernels/adam.h"
+#include "device/kernels/lamb.h"
+#include "device/kernels/muon.h"
+#include "device/kernels/sgd.h"
 
 namespace dtrain::train {
 
 // Why the kernels are not used: "built without nvcc"; empty: they are. The process has opened its GPU (open_device()).
 const std::string& why_no_device_kernels();
 
-// The tensors of an update by Adam or AdamW, as OptimizerUpdate::update() gets them. Undefined: the shadow, and the
-// scalars of one float32 each that the device alone knows.
-struct AdamTensors {
+// The arguments of an update, as OptimizerUpdate::update() gets them. Undefined: the shadow, and the scalars of one
+// float32 each that the device alone knows; without these the numbers count.
+struct UpdateTensors {
   const at::Tensor& values;
   const at::Tensor& gradients;
   at::TensorList states;
   const at::Tensor& shadow;
-  const at::Tensor& number;
-  const at::Tensor& rate;
+  const at::Tensor& number_on_device;
+  const at::Tensor& rate_on_device;
   const at::Tensor& divisor;
   const at::Tensor& found_inf;
+  double number = 1;
+  double rate = 0;
 };
 
-// Updates values of a GPU. `arguments` has the settings, and the number and the rate of the update where they are not
-// on the device. Returns false if nothing was done: values are not float32 on a GPU, or there are no kernels.
-bool update_adam_on_device(cuda::AdamArguments arguments, const AdamTensors& tensors);
+// Each of these functions updates values of a GPU in one pass over memory. `arguments` has the settings. Returns false
+// if nothing was done: values are not float32 on a GPU, or there are no kernels.
+bool update_adam_on_device(cuda::AdamArguments arguments, const UpdateTensors& tensors);
+bool update_sgd_on_device(cuda::SgdArguments arguments, const UpdateTensors& tensors);
+// The same for whole parameters that follow each other and end at `ends`. The directions are computed in a first pass,
+// for their norms, and again in a second one.
+bool update_lamb_on_device(cuda::LambArguments arguments, std::span<const std::int64_t> ends,
+                           const UpdateTensors& tensors);
+
+// The parts of an update by Muon. The first function updates the momentum and returns the direction in bfloat16, with
+// the size of the values and divided by its norm; empty: nothing was done, as above. The second one updates the values
+// by the orthogonal step in bfloat16, whose elements lie in memory as the first values do.
+std::optional<at::Tensor> muon_direction_on_device(cuda::MuonArguments arguments, const UpdateTensors& tensors);
+void move_muon_on_device(cuda::MuonArguments arguments, const at::Tensor& step, const UpdateTensors& tensors);
 
 // Returns the sum of all squares, one float64. Empty if the tensors, of one dimension and not empty, are not float32 on
 // a GPU, or if there are no kernels.
@@ -62,5 +80,24 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> norm_gradient_on_device(const at:
                                                                        const std::optional<at::Tensor>& mean,
                                                                        const at::Tensor& reciprocal,
                                                                        const at::Tensor& weight, bool bias);
+
+// The sum of a residual and an input, and layer norm or RMS norm of it.
+struct ResidualNorm {
+  at::Tensor sum;               // as the residual
+  at::Tensor normalized;        // as the input
+  at::Tensor mean, reciprocal;  // of the rows, float32; RMS norm has no mean
+};
+struct ResidualNormGradients {
+  at::Tensor of_residual, of_input, of_weight, of_bias;
+};
+
+// `residual` and `input` [..., columns] are of one type, float32 or bfloat16, or the residual is of float32 and the
+// input of bfloat16. `weight` and `bias`, which may be undefined, have the residual's type. All are contiguous on a GPU
+// that has kernels; there are cuda::kMostColumnsOfNorm columns at most, and a row at least. The second function gets
+// the gradients of `normalized` and of `sum`, which may be undefined.
+ResidualNorm residual_norm_on_device(const at::Tensor& residual, const at::Tensor& input, const at::Tensor& weight,
+                                     const at::Tensor& bias, double eps, bool rms);
+ResidualNormGradients residual_norm_gradient_on_device(const at::Tensor& of_normalized, const at::Tensor& of_sum,
+                                                       const ResidualNorm& norm, const at::Tensor& weight, bool bias);
 
 }  // namespace dtrain::train

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <filesystem>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
@@ -78,6 +79,23 @@ Error failed(const c10::AcceleratorError& error, c10::Device device) {
   return Error(gpu + " has failed: " + what, kFailedRemedy);
 }
 
+// Some versions of libtorch put cuDNN first by themselves, at the first attention. So a kernel is certain to come first
+// if those before it are off, but for cuDNN.
+void prefer_attention(at::Context& context, config::Attention wanted) {
+  using config::Attention;
+  using Backend = at::SDPBackend;
+  if (wanted == Attention::kAuto) return;
+  context.setSDPUseCuDNN(wanted == Attention::kCudnn);
+  context.setSDPUseFlash(wanted == Attention::kCudnn || wanted == Attention::kFlash);
+  context.setSDPUseMemEfficient(wanted != Attention::kMath);
+  std::vector<std::int64_t> order;
+  for (const Backend backend :
+       {Backend::cudnn_attention, Backend::flash_attention, Backend::efficient_attention, Backend::math}) {
+    order.push_back(static_cast<std::int64_t>(backend));
+  }
+  context.setSDPPriorityOrder(order);
+}
+
 }  // namespace
 
 c10::Device open_device(std::optional<int> gpu) {
@@ -108,6 +126,7 @@ void use_fast_paths(c10::Device device, const FastPaths& paths) {
   context.setAllowTF32CuDNN(paths.tf32);
   context.setBenchmarkCuDNN(paths.cudnn_benchmark);
   context.setDeterministicCuDNN(!paths.cudnn_benchmark);
+  prefer_attention(context, paths.attention);
 }
 
 c10::Stream current_stream(c10::Device device) {

@@ -12,6 +12,7 @@
 #include <c10/util/Exception.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/config/optimizations.h"
 
 namespace dtrain::train {
 
@@ -24,6 +25,7 @@ c10::Device open_device(std::optional<int> gpu);
 struct FastPaths {
   bool tf32 = true;              // float32 products and convolutions round inputs to 10 bits (TF32)
   bool cudnn_benchmark = false;  // cuDNN's fastest algorithm, by measurement; else a deterministic one
+  config::Attention attention = config::Attention::kAuto;  // auto leaves libtorch's settings as they are
 };
 void use_fast_paths(c10::Device device, const FastPaths& paths);
 

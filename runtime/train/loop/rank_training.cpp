@@ -47,12 +47,13 @@ void set_threads(const comm::World& world) {
 void warn_of_gpu_keys(const rank::RankSession& session) {
   const config::Optimizations& o = session.experiment().optimizations;
   const config::Optimizations unless_set;
-  const auto warn = [&](const char* key, bool value) {
+  const auto warn = [&](const char* key, const auto& value) {
     session.log()->warn("optimizations.{}: {} has no effect on CPUs", key, value);
   };
   if (session.world().rank != 0) return;
   if (o.tf32 != unless_set.tf32) warn("tf32", o.tf32);
   if (o.cudnn_benchmark != unless_set.cudnn_benchmark) warn("cudnn_benchmark", o.cudnn_benchmark);
+  if (o.attention != unless_set.attention) warn("attention", config::word_of(config::kAttentions, o.attention));
   if (o.cuda_graphs == config::CudaGraphs::kOn) warn("cuda_graphs", true);
 }
 
@@ -67,7 +68,7 @@ c10::Device open_rank_device(rank::RankSession& session) {
     return device;
   }
   const config::Optimizations& wanted = session.experiment().optimizations;
-  use_fast_paths(device, {wanted.tf32, wanted.cudnn_benchmark});
+  use_fast_paths(device, {wanted.tf32, wanted.cudnn_benchmark, wanted.attention});
   comm::NcclOptions options;
   options.device = device.index();
   options.current_stream = [device] { return native_handle(current_stream(device)); };

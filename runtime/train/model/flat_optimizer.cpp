@@ -207,9 +207,7 @@ std::vector<FlatOptimizer::Segment> FlatOptimizer::segments(std::span<const std:
                 averaged_[i] != 0,
                 whole_[i] ? static_cast<std::ptrdiff_t>(i) : -1};
     const auto continues = [&](const Segment& before) {
-      return before.updates == own.updates && before.number.is_same(own.number) && before.narrow == own.narrow &&
-             before.rule == own.rule && before.used == own.used && before.averaged == own.averaged &&
-             before.whole < 0 && own.whole < 0;
+      return own.is_updated_as(before) && before.whole < 0 && own.whole < 0;
     };
     if (open[p.group] >= 0 && continues(result[open[p.group]])) {
       result[open[p.group]].range.end = own.range.end;
@@ -280,6 +278,7 @@ void FlatOptimizer::begin_step(std::span<const std::uint8_t> used, DeviceInputs 
 
 void FlatOptimizer::update(const FlatRange& range) {
   const at::NoGradGuard no_grad;
+  std::vector<const Segment*> several;
   for (const Segment& segment : segments_) {
     if (segment.range.group != range.group) continue;
     const FlatRange common{range.group, std::max(range.begin, segment.range.begin),
@@ -287,6 +286,11 @@ void FlatOptimizer::update(const FlatRange& range) {
     if (common.size() <= 0) continue;
     if (segment.used && segment.whole >= 0 && !(common == segment.range)) {
       begin_part(common, segment);
+    } else if (segment.used && segment.whole >= 0 && !parameters_.memory().on_host()) {
+      const bool continues =
+          !several.empty() && several.back()->range.end == common.begin && several.back()->is_updated_as(segment);
+      if (!continues) update_several(std::exchange(several, {}));
+      several.push_back(&segment);
     } else if (copy_ && segment.whole >= 0) {
       copy_->before(common);
       update(common, segment);
@@ -297,6 +301,24 @@ void FlatOptimizer::update(const FlatRange& range) {
       update(common, segment);
     }
   }
+  update_several(several);
+}
+
+void FlatOptimizer::update_several(std::span<const Segment* const> segments) {
+  if (segments.size() > 1) {
+    const Segment& first = *segments.front();
+    const FlatRange range{first.range.group, first.range.begin, segments.back()->range.end};
+    std::vector<std::int64_t> ends;
+    for (const Segment* const segment : segments) ends.push_back(segment->range.end - range.begin);
+    UpdateStep step = step_of(range, first);
+    step.form = at::Tensor();
+    if (rules_[first.rule].update->update_several(values_of(range), gradients_of(range, first), states_of(range, first),
+                                                  step, ends)) {
+      if (average_) move_average(range, first);
+      return;
+    }
+  }
+  for (const Segment* const segment : segments) update(segment->range, *segment);
 }
 
 std::span<at::Tensor> FlatOptimizer::state(std::size_t group) {
@@ -454,9 +476,12 @@ void FlatOptimizer::update(const FlatRange& range, const Segment& segment) {
   if (whole && segment.used) apply_rule(range, segment);
   WeightAverage::for_each_part(range, parameters_.memory().on_host(), [&](const FlatRange& part) {
     if (segment.used && !whole) apply_rule(part, segment);
-    const at::Tensor weights = parameters_.groups()[part.group].values.narrow(0, part.begin, part.size());
-    average_->move(state_slice(part, average_index()), weights, /*first=*/!segment.averaged);
+    move_average(part, segment);
   });
+}
+
+void FlatOptimizer::move_average(const FlatRange& range, const Segment& segment) {
+  average_->move(state_slice(range, average_index()), values_of(range), /*first=*/!segment.averaged);
 }
 
 UpdateStep FlatOptimizer::step_of(const FlatRange& range, const Segment& segment) const {
@@ -478,6 +503,10 @@ UpdateStep FlatOptimizer::step_of(const FlatRange& range, const Segment& segment
   return step;
 }
 
+at::Tensor FlatOptimizer::values_of(const FlatRange& range) const {
+  return parameters_.groups()[range.group].values.narrow(0, range.begin, range.size());
+}
+
 at::Tensor FlatOptimizer::gradients_of(const FlatRange& range, const Segment& segment) const {
   const auto& group = parameters_.groups()[range.group];
   return (segment.narrow ? group.narrow_gradients : group.gradients).narrow(0, range.begin, range.size());
@@ -490,8 +519,7 @@ std::vector<at::Tensor> FlatOptimizer::states_of(const FlatRange& range, const S
 }
 
 void FlatOptimizer::apply_rule(const FlatRange& range, const Segment& segment) {
-  const at::Tensor values = parameters_.groups()[range.group].values.narrow(0, range.begin, range.size());
-  rules_[segment.rule].update->update(values, gradients_of(range, segment), states_of(range, segment),
+  rules_[segment.rule].update->update(values_of(range), gradients_of(range, segment), states_of(range, segment),
                                       step_of(range, segment));
 }
 
@@ -507,10 +535,9 @@ void FlatOptimizer::begin_part(const FlatRange& range, const Segment& segment) {
                 " was to be updated, which its optimizer updates whole");
   }
   if (copy_) copy_->before(range);
-  const at::Tensor values = parameters_.groups()[range.group].values.narrow(0, range.begin, range.size());
-  open_parts_.push_back(
-      {parameter, range,
-       partial->direction(values, gradients_of(range, segment), states_of(range, segment), step_of(range, segment))});
+  open_parts_.push_back({parameter, range,
+                         partial->direction(values_of(range), gradients_of(range, segment), states_of(range, segment),
+                                            step_of(range, segment))});
 }
 
 void FlatOptimizer::complete_parts(std::span<const WholeNorms> norms) {
@@ -520,14 +547,9 @@ void FlatOptimizer::complete_parts(std::span<const WholeNorms> norms) {
     const auto segment = std::find_if(segments_.begin(), segments_.end(), [&](const Segment& candidate) {
       return candidate.whole == static_cast<std::ptrdiff_t>(part.parameter);
     });
-    const auto values_at = [&](const FlatRange& range) {
-      return parameters_.groups()[range.group].values.narrow(0, range.begin, range.size());
-    };
-    rules_[segment->rule].update->partial()->move(values_at(part.range), part.direction, norms[i],
+    rules_[segment->rule].update->partial()->move(values_of(part.range), part.direction, norms[i],
                                                   step_of(part.range, *segment));
-    if (average_) {
-      average_->move(state_slice(part.range, average_index()), values_at(part.range), /*first=*/!segment->averaged);
-    }
+    if (average_) move_average(part.range, *segment);
     if (copy_) copy_->after(part.range);
   }
   open_parts_.clear();

@@ -171,6 +171,12 @@ class FlatOptimizer {
     bool used = true;           // false: only the average of these weights moves
     bool averaged = true;       // there is an average of these weights
     std::ptrdiff_t whole = -1;  // the parameter that is updated as a whole; -1: any stretch
+
+    // True if one call may update both.
+    bool is_updated_as(const Segment& other) const {
+      return updates == other.updates && number.is_same(other.number) && narrow == other.narrow && rule == other.rule &&
+             used == other.used && averaged == other.averaged;
+    }
   };
   // The update and the schedule of a group's parameters.
   struct Rule {
@@ -195,9 +201,13 @@ class FlatOptimizer {
   double rate_at(std::int64_t step, std::size_t rule) const;
   std::vector<Segment> segments(std::span<const std::uint8_t> used, std::span<const std::uint8_t> in_step) const;
   void update(const FlatRange& range, const Segment& segment);
+  // Updates whole parameters that follow each other, by one call if their rule does that.
+  void update_several(std::span<const Segment* const> segments);
+  void move_average(const FlatRange& range, const Segment& segment);
   void apply_rule(const FlatRange& range, const Segment& segment);
   void begin_part(const FlatRange& range, const Segment& segment);
   UpdateStep step_of(const FlatRange& range, const Segment& segment) const;
+  at::Tensor values_of(const FlatRange& range) const;
   at::Tensor gradients_of(const FlatRange& range, const Segment& segment) const;
   std::vector<at::Tensor> states_of(const FlatRange& range, const Segment& segment);
   // Returns the place of a range among the kept parts of its group.

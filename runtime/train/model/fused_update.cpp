@@ -10,7 +10,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
-#include "device/device_kernels.h"
 #include "numerics/parallel.h"
 
 namespace dtrain::train {
@@ -173,10 +172,7 @@ FusedUpdate::FusedUpdate(std::unique_ptr<const FusedKernels> kernels)
 
 UpdateKernel FusedUpdate::kernel(c10::DeviceType device, at::ScalarType type) const {
   if (type != at::kFloat) return {};
-  if (device == c10::DeviceType::CUDA && kernels_->has_device_kernel()) {
-    const std::string& why = why_no_device_kernels();
-    return {why.empty() ? "dtrain" : "libtorch", why};
-  }
+  if (device == c10::DeviceType::CUDA) return kernel_for_gpus();
   if (device != c10::DeviceType::CPU) return {};
   if (difference_) return {"libtorch", "dtrain's kernel gives other bits than libtorch's in " + *difference_};
   return {"dtrain", ""};
@@ -184,7 +180,7 @@ UpdateKernel FusedUpdate::kernel(c10::DeviceType device, at::ScalarType type) co
 
 void FusedUpdate::update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
                          const UpdateStep& step) const {
-  if (values.is_cuda() && kernels_->on_device(values, gradients, states, step)) return;
+  if (values.is_cuda() && kernels_->on_device(tensors_for_kernels(values, gradients, states, step))) return;
   const bool own = !difference_ && values.device().is_cpu() && values.scalar_type() == at::kFloat &&
                    !step.device.divisor.defined() &&  // libtorch's kernel replaces gradients by their quotient
                    (!step.shadow.defined() || step.shadow.scalar_type() == at::kBFloat16);

@@ -1,7 +1,7 @@
 // An optimizer that libtorch and dtrain both have as one pass over memory. dtrain's pass (numerics/kernels.h) also
 // reads bfloat16 gradients and writes bfloat16 copies. It has to give the bits of libtorch's: both are compared on a
-// few numbers when an optimizer is made, and where one bit differs, libtorch's is used. A kernel for GPUs, where there
-// is one, gives the bits of dtrain's pass on a CPU; libtorch's rounds differently there.
+// few numbers when an optimizer is made, and where one bit differs, libtorch's is used. The kernel for GPUs gives the
+// bits of dtrain's pass on a CPU; libtorch's rounds differently there.
 #pragma once
 
 #include <memory>
@@ -27,14 +27,8 @@ class FusedKernels {
   // Runs dtrain's kernel, on the CPU. `states` is in the order of state_names(), each as long as the stretch. It takes
   // only rate and updates of `step`.
   virtual void own(const kernels::Stretch& stretch, std::span<float* const> states, const UpdateStep& step) const = 0;
-  // True if dtrain has a kernel for GPUs. on_device() runs it, as OptimizerUpdate::update(); it returns false, and does
-  // nothing, where the kernel cannot run.
-  virtual bool has_device_kernel() const { return false; }
-  virtual bool on_device(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
-                         const UpdateStep& step) const {
-    static_cast<void>(values), static_cast<void>(gradients), static_cast<void>(states), static_cast<void>(step);
-    return false;
-  }
+  // Runs dtrain's kernel for GPUs. Returns false, and does nothing, where it cannot run.
+  virtual bool on_device(const UpdateTensors& tensors) const = 0;
 };
 
 class FusedUpdate final : public OptimizerUpdate {

@@ -41,6 +41,25 @@ at::Tensor prepared(const at::Tensor& gradients, const at::Tensor& values, const
 
 }  // namespace
 
+UpdateKernel kernel_for_gpus() {
+  const std::string& why = why_no_device_kernels();
+  return {why.empty() ? "dtrain" : "libtorch", why};
+}
+
+UpdateTensors tensors_for_kernels(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
+                                  const UpdateStep& step) {
+  return {.values = values,
+          .gradients = gradients,
+          .states = states,
+          .shadow = step.shadow,
+          .number_on_device = step.number,
+          .rate_on_device = step.rate_on_device,
+          .divisor = step.device.divisor,
+          .found_inf = step.device.found_inf,
+          .number = static_cast<double>(step.updates + 1),
+          .rate = step.rate};
+}
+
 // On a host the norms are the same on every rank, whatever its number of threads.
 void NormRule::update(const Block& block) const {
   const at::Tensor own = direction(block);
@@ -55,9 +74,23 @@ void NormRule::update(const Block& block) const {
   move(block.values, own, norms, block.rate);
 }
 
+UpdateKernel TensorUpdate::kernel(c10::DeviceType device, at::ScalarType type) const {
+  const bool has_kernel = device == c10::DeviceType::CUDA && type == at::kFloat && rule_->has_device_kernel();
+  return has_kernel ? kernel_for_gpus() : UpdateKernel{};
+}
+
+bool TensorUpdate::update_several(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
+                                  const UpdateStep& step, std::span<const std::int64_t> ends) const {
+  return rule_->on_device(tensors_for_kernels(values, gradients, states, step), {}, ends);
+}
+
 void TensorUpdate::update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
                           const UpdateStep& step) const {
   const std::int64_t count = values.numel();
+  if (values.is_cuda() &&
+      rule_->on_device(tensors_for_kernels(values, gradients, states, step), step.form, std::span(&count, 1))) {
+    return;
+  }
   const std::int64_t cached = values.device().is_cpu() ? kBlock * at::get_num_threads() : kBlockOnDevice;
   const std::int64_t block = of_ == Of::kWholeParameters ? std::max<std::int64_t>(count, 1) : cached;
   const Factor rate = rate_of(step), number = update_number(step);

@@ -10,6 +10,8 @@
 
 #include <ATen/ATen.h>
 
+#include "device/device_kernels.h"
+
 namespace dtrain::train {
 
 // Values of an update that the device knows and the host does not. On the values' device, each is one float32.
@@ -44,6 +46,13 @@ struct UpdateKernel {
   std::string why;
 };
 
+// The kernel on GPUs of an optimizer for which dtrain has one.
+UpdateKernel kernel_for_gpus();
+
+// The arguments of OptimizerUpdate::update(), which outlive the result, as kernels for GPUs take them.
+UpdateTensors tensors_for_kernels(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
+                                  const UpdateStep& step);
+
 // The L2 norms over a whole parameter on which an update of its parts depends.
 struct WholeNorms {
   double values = 0, direction = 0;  // on a host
@@ -73,7 +82,7 @@ class OptimizerUpdate {
   virtual double learning_rate() const = 0;
   // A name for each tensor of state: "momentum". The tensors have the values' size and type, and are zero at first.
   virtual std::vector<std::string> state_names() const = 0;
-  // The kernel for values of a type on a device. An optimizer made of tensor operations has libtorch's kernel only.
+  // The kernel for values of a type on a device.
   virtual UpdateKernel kernel(c10::DeviceType, at::ScalarType) const { return {}; }
   // For each parameter of the model, by name: 1 if update() is to get it as a whole, with its padding, and by itself.
   // Empty: none. ConfigError for settings that do not fit the model. Such updates are sharded if there is a partial()
@@ -81,6 +90,14 @@ class OptimizerUpdate {
   virtual std::vector<std::uint8_t> whole_parameters(std::span<const std::string> names, at::TensorList tensors) const {
     static_cast<void>(names), static_cast<void>(tensors);
     return {};
+  }
+  // Updates whole parameters that follow each other and end at `ends`, as update() does one by one; step.form is
+  // undefined. Returns false, and does nothing, if they are to be updated by update(). On a device.
+  virtual bool update_several(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
+                              const UpdateStep& step, std::span<const std::int64_t> ends) const {
+    static_cast<void>(values), static_cast<void>(gradients), static_cast<void>(states), static_cast<void>(step);
+    static_cast<void>(ends);
+    return false;
   }
   // The update for parts of parameters that whole_parameters() wants as a whole; null: none. This object owns it.
   virtual const PartialUpdate* partial() const { return nullptr; }
@@ -153,6 +170,14 @@ class TensorRule {
   virtual std::vector<std::string> state_names() const = 0;
   virtual void update(const Block& block) const = 0;
   virtual const NormRule* as_norm_rule() const { return nullptr; }
+  // True if dtrain has kernels for GPUs. on_device() runs them, as OptimizerUpdate::update_several(); it returns false,
+  // and does nothing, where they cannot run. `form` is that of a parameter alone (UpdateStep).
+  virtual bool has_device_kernel() const { return false; }
+  virtual bool on_device(const UpdateTensors& tensors, const at::Tensor& form,
+                         std::span<const std::int64_t> ends) const {
+    static_cast<void>(tensors), static_cast<void>(form), static_cast<void>(ends);
+    return false;
+  }
 };
 
 // A rule for whole parameters whose steps depend on norms of the whole, and which otherwise works element by element:
@@ -178,6 +203,9 @@ class TensorUpdate final : public OptimizerUpdate, private PartialUpdate {
   std::vector<std::uint8_t> whole_parameters(std::span<const std::string> names, at::TensorList) const override {
     return std::vector<std::uint8_t>(names.size(), of_ == Of::kWholeParameters);
   }
+  UpdateKernel kernel(c10::DeviceType device, at::ScalarType type) const override;
+  bool update_several(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
+                      const UpdateStep& step, std::span<const std::int64_t> ends) const override;
   const PartialUpdate* partial() const override { return rule_->as_norm_rule() != nullptr ? this : nullptr; }
   void update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
               const UpdateStep& step) const override;

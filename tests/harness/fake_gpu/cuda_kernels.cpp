@@ -8,7 +8,11 @@
 #include "cuda_errors.h"
 #include "device/kernels/adam.h"
 #include "device/kernels/cross_entropy.h"
+#include "device/kernels/lamb.h"
 #include "device/kernels/layer_norm.h"
+#include "device/kernels/muon.h"
+#include "device/kernels/residual_norm.h"
+#include "device/kernels/sgd.h"
 #include "device/kernels/squares.h"
 #include "harness/fake_gpu.h"
 #include "harness/host_block.h"
@@ -23,17 +27,41 @@ namespace cuda = train::cuda;
 
 // Call use(array, count, whether it is written) for each array of a kernel's arguments.
 template <class Use>
-void for_each_array(cuda::AdamArguments& a, int, const Use& use) {
+void for_each_array(cuda::FlatArguments& a, int, const Use& use) {
   use(a.values, a.count, true);
   use(a.gradients, a.count, false);
   use(a.narrow_gradients, a.count, false);
-  use(a.average, a.count, true);
-  use(a.square, a.count, true);
   use(a.shadow, a.count, true);
   use(a.number_on_device, 1, false);
   use(a.rate_on_device, 1, false);
   use(a.divisor, 1, false);
   use(a.found_inf, 1, false);
+}
+template <class Use>
+void for_each_array(cuda::AdamArguments& a, int blocks, const Use& use) {
+  for_each_array(a.flat, blocks, use);
+  use(a.average, a.flat.count, true);
+  use(a.square, a.flat.count, true);
+}
+template <class Use>
+void for_each_array(cuda::SgdArguments& a, int blocks, const Use& use) {
+  for_each_array(a.flat, blocks, use);
+  use(a.momentum, a.flat.count, true);
+}
+template <class Use>
+void for_each_array(cuda::LambArguments& a, int blocks, const Use& use) {
+  for_each_array(a.flat, blocks, use);
+  use(a.average, a.flat.count, true);
+  use(a.square, a.flat.count, true);
+  use(a.sums, 2 * cuda::parts_of_lamb(a), true);
+  use(a.trusts, a.parameters, true);
+}
+template <class Use>
+void for_each_array(cuda::MuonArguments& a, int blocks, const Use& use) {
+  for_each_array(a.flat, blocks, use);
+  use(a.average, a.flat.count, true);
+  use(a.direction, a.flat.count, true);
+  use(a.sums, a.sum_blocks, true);
 }
 template <class Use>
 void for_each_array(cuda::SquaresArguments& a, int blocks, const Use& use) {
@@ -57,15 +85,29 @@ void for_each_array(cuda::CrossEntropyArguments<Score>& a, int, const Use& use) 
   use(a.gradient, a.rows * a.classes, true);
 }
 
-template <class Value, class Use>
-void for_each_array(cuda::NormArguments<Value>& a, int, const Use& use) {
+template <class Value, class Result, bool residual, class Use>
+void for_each_array(cuda::NormArguments<Value, Result, residual>& a, int, const Use& use) {
   use(a.inputs, a.rows * a.columns, false);
   use(a.of_results, a.rows * a.columns, false);
   use(a.weight, a.columns, false);
   use(a.means, a.rows, false);
   use(a.reciprocals, a.rows, false);
+  use(a.added, a.rows * a.columns, false);
   use(a.gradient, a.rows * a.columns, true);
+  use(a.copy, a.rows * a.columns, true);
   use(a.sums, cuda::norm_parts(a.rows, a.columns) * 2 * a.columns, true);
+}
+
+template <class Value, class Result, class Use>
+void for_each_array(cuda::ResidualNormArguments<Value, Result>& a, int, const Use& use) {
+  use(a.residual, a.rows * a.columns, false);
+  use(a.inputs, a.rows * a.columns, false);
+  use(a.weight, a.columns, false);
+  use(a.bias, a.columns, false);
+  use(a.sums, a.rows * a.columns, true);
+  use(a.results, a.rows * a.columns, true);
+  use(a.means, a.rows, true);
+  use(a.reciprocals, a.rows, true);
 }
 
 template <class Value, class Use>
@@ -102,6 +144,13 @@ struct HostKernel {
   }
 const HostKernel kHostKernels[] = {
     DTRAIN_HOST_KERNEL(update_adam, update_adam, AdamFactors, AdamArguments),
+    DTRAIN_HOST_KERNEL(update_sgd, update_sgd, SgdFactors, SgdArguments),
+    DTRAIN_HOST_KERNEL(direct_lamb, direct_lamb, LambSums, LambArguments),
+    DTRAIN_HOST_KERNEL(trust_lamb, trust_lamb, LambNorms, LambArguments),
+    DTRAIN_HOST_KERNEL(move_lamb, move_lamb, LambFactors, LambArguments),
+    DTRAIN_HOST_KERNEL(direct_muon, direct_muon, MuonSums, MuonArguments),
+    DTRAIN_HOST_KERNEL(scale_muon, scale_muon, MuonSums, MuonArguments),
+    DTRAIN_HOST_KERNEL(move_muon, move_muon, MuonFactors, MuonArguments),
     DTRAIN_HOST_KERNEL(sum_squares, sum_squares, ThreadSums, SquaresArguments),
     DTRAIN_HOST_KERNEL(add_sums, add_sums, ThreadSums, AddArguments),
     DTRAIN_HOST_KERNEL(cross_entropy_float32, cross_entropy, RowSums, CrossEntropyArguments<float>),
@@ -116,6 +165,30 @@ const HostKernel kHostKernels[] = {
     DTRAIN_HOST_KERNEL(norm_gradient_1_bfloat16, norm_gradient<1>, NormSums, NormArguments<std::uint16_t>),
     DTRAIN_HOST_KERNEL(norm_gradient_2_bfloat16, norm_gradient<2>, NormSums, NormArguments<std::uint16_t>),
     DTRAIN_HOST_KERNEL(norm_gradient_4_bfloat16, norm_gradient<4>, NormSums, NormArguments<std::uint16_t>),
+    DTRAIN_HOST_KERNEL(residual_norm_gradient_1_float32, norm_gradient<1>, NormSums, NormArguments<float, float, true>),
+    DTRAIN_HOST_KERNEL(residual_norm_gradient_2_float32, norm_gradient<2>, NormSums, NormArguments<float, float, true>),
+    DTRAIN_HOST_KERNEL(residual_norm_gradient_4_float32, norm_gradient<4>, NormSums, NormArguments<float, float, true>),
+    DTRAIN_HOST_KERNEL(residual_norm_gradient_1_bfloat16, norm_gradient<1>, NormSums,
+                       NormArguments<std::uint16_t, std::uint16_t, true>),
+    DTRAIN_HOST_KERNEL(residual_norm_gradient_2_bfloat16, norm_gradient<2>, NormSums,
+                       NormArguments<std::uint16_t, std::uint16_t, true>),
+    DTRAIN_HOST_KERNEL(residual_norm_gradient_4_bfloat16, norm_gradient<4>, NormSums,
+                       NormArguments<std::uint16_t, std::uint16_t, true>),
+    DTRAIN_HOST_KERNEL(residual_norm_gradient_1_mixed, norm_gradient<1>, NormSums,
+                       NormArguments<float, std::uint16_t, true>),
+    DTRAIN_HOST_KERNEL(residual_norm_gradient_2_mixed, norm_gradient<2>, NormSums,
+                       NormArguments<float, std::uint16_t, true>),
+    DTRAIN_HOST_KERNEL(residual_norm_gradient_4_mixed, norm_gradient<4>, NormSums,
+                       NormArguments<float, std::uint16_t, true>),
+    DTRAIN_HOST_KERNEL(residual_norm_1_float32, residual_norm<1>, NormSums, ResidualNormArguments<float>),
+    DTRAIN_HOST_KERNEL(residual_norm_2_float32, residual_norm<2>, NormSums, ResidualNormArguments<float>),
+    DTRAIN_HOST_KERNEL(residual_norm_4_float32, residual_norm<4>, NormSums, ResidualNormArguments<float>),
+    DTRAIN_HOST_KERNEL(residual_norm_1_bfloat16, residual_norm<1>, NormSums, ResidualNormArguments<std::uint16_t>),
+    DTRAIN_HOST_KERNEL(residual_norm_2_bfloat16, residual_norm<2>, NormSums, ResidualNormArguments<std::uint16_t>),
+    DTRAIN_HOST_KERNEL(residual_norm_4_bfloat16, residual_norm<4>, NormSums, ResidualNormArguments<std::uint16_t>),
+    DTRAIN_HOST_KERNEL(residual_norm_1_mixed, residual_norm<1>, NormSums, ResidualNormArguments<float, std::uint16_t>),
+    DTRAIN_HOST_KERNEL(residual_norm_2_mixed, residual_norm<2>, NormSums, ResidualNormArguments<float, std::uint16_t>),
+    DTRAIN_HOST_KERNEL(residual_norm_4_mixed, residual_norm<4>, NormSums, ResidualNormArguments<float, std::uint16_t>),
     DTRAIN_HOST_KERNEL(add_norm_float32, add_norm, ColumnSums, AddNormArguments<float>),
     DTRAIN_HOST_KERNEL(add_norm_bfloat16, add_norm, ColumnSums, AddNormArguments<std::uint16_t>)};
 

@@ -1,7 +1,11 @@
 // What nvcc compiles of the kernels: their blocks on a GPU, and the functions that module.cpp finds by name.
 #include "adam.h"
 #include "cross_entropy.h"
+#include "lamb.h"
 #include "layer_norm.h"
+#include "muon.h"
+#include "residual_norm.h"
+#include "sgd.h"
 #include "squares.h"
 
 namespace dtrain::train::cuda {
@@ -70,6 +74,13 @@ class DeviceBlock {
     dtrain::train::cuda::function(block, arguments);                                      \
   }
 DTRAIN_GLOBAL(update_adam, update_adam, AdamFactors, AdamArguments)
+DTRAIN_GLOBAL(update_sgd, update_sgd, SgdFactors, SgdArguments)
+DTRAIN_GLOBAL(direct_lamb, direct_lamb, LambSums, LambArguments)
+DTRAIN_GLOBAL(trust_lamb, trust_lamb, LambNorms, LambArguments)
+DTRAIN_GLOBAL(move_lamb, move_lamb, LambFactors, LambArguments)
+DTRAIN_GLOBAL(direct_muon, direct_muon, MuonSums, MuonArguments)
+DTRAIN_GLOBAL(scale_muon, scale_muon, MuonSums, MuonArguments)
+DTRAIN_GLOBAL(move_muon, move_muon, MuonFactors, MuonArguments)
 DTRAIN_GLOBAL(sum_squares, sum_squares, ThreadSums, SquaresArguments)
 DTRAIN_GLOBAL(add_sums, add_sums, ThreadSums, AddArguments)
 DTRAIN_GLOBAL(cross_entropy_float32, cross_entropy, RowSums, CrossEntropyArguments<float>)
@@ -82,5 +93,23 @@ DTRAIN_GLOBAL(norm_gradient_4_float32, norm_gradient<4>, NormSums, NormArguments
 DTRAIN_GLOBAL(norm_gradient_1_bfloat16, norm_gradient<1>, NormSums, NormArguments<std::uint16_t>)
 DTRAIN_GLOBAL(norm_gradient_2_bfloat16, norm_gradient<2>, NormSums, NormArguments<std::uint16_t>)
 DTRAIN_GLOBAL(norm_gradient_4_bfloat16, norm_gradient<4>, NormSums, NormArguments<std::uint16_t>)
+DTRAIN_GLOBAL(residual_norm_gradient_1_float32, norm_gradient<1>, NormSums, NormArguments<float, float, true>)
+DTRAIN_GLOBAL(residual_norm_gradient_2_float32, norm_gradient<2>, NormSums, NormArguments<float, float, true>)
+DTRAIN_GLOBAL(residual_norm_gradient_4_float32, norm_gradient<4>, NormSums, NormArguments<float, float, true>)
+DTRAIN_GLOBAL(residual_norm_gradient_1_bfloat16, norm_gradient<1>, NormSums, NormArguments<std::uint16_t, std::uint16_t, true>)
+DTRAIN_GLOBAL(residual_norm_gradient_2_bfloat16, norm_gradient<2>, NormSums, NormArguments<std::uint16_t, std::uint16_t, true>)
+DTRAIN_GLOBAL(residual_norm_gradient_4_bfloat16, norm_gradient<4>, NormSums, NormArguments<std::uint16_t, std::uint16_t, true>)
+DTRAIN_GLOBAL(residual_norm_gradient_1_mixed, norm_gradient<1>, NormSums, NormArguments<float, std::uint16_t, true>)
+DTRAIN_GLOBAL(residual_norm_gradient_2_mixed, norm_gradient<2>, NormSums, NormArguments<float, std::uint16_t, true>)
+DTRAIN_GLOBAL(residual_norm_gradient_4_mixed, norm_gradient<4>, NormSums, NormArguments<float, std::uint16_t, true>)
+DTRAIN_GLOBAL(residual_norm_1_float32, residual_norm<1>, NormSums, ResidualNormArguments<float>)
+DTRAIN_GLOBAL(residual_norm_2_float32, residual_norm<2>, NormSums, ResidualNormArguments<float>)
+DTRAIN_GLOBAL(residual_norm_4_float32, residual_norm<4>, NormSums, ResidualNormArguments<float>)
+DTRAIN_GLOBAL(residual_norm_1_bfloat16, residual_norm<1>, NormSums, ResidualNormArguments<std::uint16_t>)
+DTRAIN_GLOBAL(residual_norm_2_bfloat16, residual_norm<2>, NormSums, ResidualNormArguments<std::uint16_t>)
+DTRAIN_GLOBAL(residual_norm_4_bfloat16, residual_norm<4>, NormSums, ResidualNormArguments<std::uint16_t>)
+DTRAIN_GLOBAL(residual_norm_1_mixed, residual_norm<1>, NormSums, ResidualNormArguments<float, std::uint16_t>)
+DTRAIN_GLOBAL(residual_norm_2_mixed, residual_norm<2>, NormSums, ResidualNormArguments<float, std::uint16_t>)
+DTRAIN_GLOBAL(residual_norm_4_mixed, residual_norm<4>, NormSums, ResidualNormArguments<float, std::uint16_t>)
 DTRAIN_GLOBAL(add_norm_float32, add_norm, ColumnSums, AddNormArguments<float>)
 DTRAIN_GLOBAL(add_norm_bfloat16, add_norm, ColumnSums, AddNormArguments<std::uint16_t>)

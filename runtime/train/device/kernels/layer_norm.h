@@ -1,7 +1,8 @@
 // The gradients of layer norm and of RMS norm in one pass over memory: a block reads rows of the inputs and of the
 // results' gradient once, keeps them in registers, writes the inputs' gradient, and sums up what its rows add to the
 // gradients of weight and bias. A second kernel adds the sums of all blocks. Both add in an order that depends on the
-// sizes alone, so the same gradients give the same bits on every GPU.
+// sizes alone, so the same gradients give the same bits on every GPU. Where the inputs are sums with a residual
+// (residual_norm.h), the first kernel adds the gradient that these have from elsewhere, too.
 //
 // Sources: Ba, Kiros and Hinton, "Layer Normalization" (arXiv:1607.06450); Zhang and Sennrich, "Root Mean Square Layer
 // Normalization" (arXiv:1910.07467); the division into partial sums and a second kernel is that of NVIDIA's Apex
@@ -17,18 +18,21 @@
 
 namespace dtrain::train::cuda {
 
-// Value: float, or std::uint16_t for bfloat16.
-template <class Value>
+// Value, Result: float, or std::uint16_t for bfloat16. `residual`: the inputs are sums with a residual.
+template <class Value, class Result = Value, bool residual = false>
 struct NormArguments {
   std::int64_t rows = 0;
   std::int64_t columns = 0;            // at most kMostColumnsOfNorm
   const Value* inputs = nullptr;       // rows * columns
-  const Value* of_results = nullptr;   // rows * columns: their gradient
+  const Result* of_results = nullptr;  // rows * columns: their gradient
   const Value* weight = nullptr;       // columns
   const float* means = nullptr;        // of the rows, from the forward pass; null: RMS norm
   const float* reciprocals = nullptr;  // 1 / standard deviation, or 1 / root of the mean square, of the rows
   Value* gradient = nullptr;           // rows * columns: that of the inputs
   float* sums = nullptr;               // norm_parts() * 2 * columns: for the gradients of weight and bias
+  // With a residual alone.
+  const Value* added = nullptr;  // rows * columns: added to the gradient of the inputs; null: nothing
+  Result* copy = nullptr;        // rows * columns: of that gradient; null: none
 };
 
 template <class Value>
@@ -80,18 +84,26 @@ struct NormShare {
   DTRAIN_DEVICE int column(int i) const { return adjacent ? 4 * (lane + width * (i / 4)) + i % 4 : lane + width * i; }
 };
 
-template <class Value>
-DTRAIN_DEVICE NormShare norm_share(const NormArguments<Value>& a, int thread) {
-  constexpr int kBytes = 4 * sizeof(Value);
+// `arrays`: those of all rows, and of a value for each column; null: there is none.
+template <class... Values>
+DTRAIN_DEVICE NormShare norm_share(std::int64_t columns, int thread, const Values*... arrays) {
   NormShare share;
-  share.columns = static_cast<int>(a.columns);
-  share.width = norm_width(a.columns);
+  share.columns = static_cast<int>(columns);
+  share.width = norm_width(columns);
   share.lane = thread % share.width;
   share.group = thread / share.width;
-  share.adjacent = a.columns % 4 == 0;
-  share.packs = share.adjacent && is_aligned(a.inputs, kBytes) && is_aligned(a.of_results, kBytes) &&
-                is_aligned(a.weight, kBytes) && is_aligned(a.gradient, kBytes);
+  share.adjacent = columns % 4 == 0;
+  share.packs = share.adjacent && (is_aligned(arrays, 4 * sizeof(Values)) && ...);
   return share;
+}
+
+template <class Value, class Result, bool residual>
+DTRAIN_DEVICE NormShare norm_share(const NormArguments<Value, Result, residual>& a, int thread) {
+  if constexpr (residual) {
+    return norm_share(a.columns, thread, a.inputs, a.of_results, a.weight, a.gradient, a.added, a.copy);
+  } else {
+    return norm_share(a.columns, thread, a.inputs, a.of_results, a.weight, a.gradient);
+  }
 }
 
 // Reads the thread's columns of the row that begins at `begin`. Those beyond the end become 0.
@@ -147,18 +159,19 @@ struct NormThread {
   float reciprocal[kRows];
 };
 
-// Shared memory of the first kernel: two sums for each of up to four rows of a thread, over the columns of a thread, of
-// eight threads, of 64 threads.
+// Shared memory: up to two sums for each of up to four rows of a thread, over the columns of a thread, of eight
+// threads, of 64 threads.
 struct NormSums {
   float of_one[8][kThreads];
   float of_eight[8][kThreads / 8];
   float of_64[8][kThreads / 64];
 };
 
-// Adds up sums.of_one. The order in which a thread begins spreads a warp over the banks of shared memory.
-template <int packs, class Block>
+// Adds up the first kSums of sums.of_one. The order in which a thread begins spreads a warp over the banks of shared
+// memory.
+template <int kSums, class Block>
 DTRAIN_DEVICE void add_norm_sums(Block& block) {
-  constexpr int kSums = 2 * NormThread<packs>::kRows, kWarp = kThreads / 8;
+  constexpr int kWarp = kThreads / 8;
   NormSums& sums = block.shared();
   block.each([&](int thread) {
     const int which = thread / kWarp, lane = thread % kWarp;
@@ -176,14 +189,22 @@ DTRAIN_DEVICE void add_norm_sums(Block& block) {
   });
 }
 
+// Returns such a sum over all columns of the thread's row.
+DTRAIN_DEVICE float sum_of_row(const NormSums& sums, int which, const NormShare& share) {
+  const int parts = share.width / 64;
+  float sum = 0;
+  for (int i = share.group * parts; i < (share.group + 1) * parts; ++i) sum += sums.of_64[which][i];
+  return sum;
+}
+
 // The first kernel, of blocks_of_norm() blocks.
-template <int packs, class Block, class Value>
-DTRAIN_DEVICE void norm_gradient(Block& block, const NormArguments<Value>& a) {
+template <int packs, class Block, class Value, class Result, bool residual>
+DTRAIN_DEVICE void norm_gradient(Block& block, const NormArguments<Value, Result, residual>& a) {
   using Thread = NormThread<packs>;
   NormSums& sums = block.shared();
   auto threads = block.template of_threads<Thread>();
-  const auto inputs = block.array(a.inputs, a.rows * a.columns),
-             of_results = block.array(a.of_results, a.rows * a.columns);
+  const auto inputs = block.array(a.inputs, a.rows * a.columns);
+  const auto of_results = block.array(a.of_results, a.rows * a.columns);
   const auto gradient = block.array(a.gradient, a.rows * a.columns);
   const std::int64_t groups = kThreads / norm_width(a.columns), at_once = Thread::kRows * groups;
   block.each([&](int thread) {
@@ -229,27 +250,35 @@ DTRAIN_DEVICE void norm_gradient(Block& block, const NormArguments<Value>& a) {
         sums.of_one[2 * r + 1][thread] = with_input;
       }
     });
-    add_norm_sums<packs>(block);
+    add_norm_sums<2 * Thread::kRows>(block);
     block.each([&](int thread) {
       const Thread& my = threads[thread];
       const NormShare share = norm_share(a, thread);
-      const int parts = share.width / 64;
+      float added[Thread::kRows][Thread::kColumns];
       DTRAIN_UNROLL
       for (int r = 0; r < Thread::kRows; ++r) {
         const std::int64_t row = first + r * groups + share.group;
-        float plain = 0, with_input = 0;
-        for (int i = share.group * parts; i < (share.group + 1) * parts; ++i) {
-          plain += sums.of_64[2 * r][i];
-          with_input += sums.of_64[2 * r + 1][i];
+        if (residual && a.added && row < a.rows) {
+          get_columns<packs>(share, block.array(a.added, a.rows * a.columns), row * a.columns, added[r]);
         }
-        const float mean = a.means ? plain / static_cast<float>(a.columns) : 0;
-        const float mean_with_input = with_input / static_cast<float>(a.columns);
+      }
+      DTRAIN_UNROLL
+      for (int r = 0; r < Thread::kRows; ++r) {
+        const std::int64_t row = first + r * groups + share.group;
+        if (row >= a.rows) continue;
+        const auto columns = static_cast<float>(a.columns);
+        const float mean = a.means ? sum_of_row(sums, 2 * r, share) / columns : 0;
+        const float mean_with_input = sum_of_row(sums, 2 * r + 1, share) / columns;
         float of_inputs[Thread::kColumns];
         DTRAIN_UNROLL
         for (int i = 0; i < Thread::kColumns; ++i) {
           of_inputs[i] = my.reciprocal[r] * (my.weighted[r][i] - mean - my.normalized[r][i] * mean_with_input);
+          if (residual && a.added) of_inputs[i] += added[r][i];
         }
-        if (row < a.rows) put_columns<packs, Value>(share, gradient, row * a.columns, of_inputs);
+        put_columns<packs, Value>(share, gradient, row * a.columns, of_inputs);
+        if (residual && a.copy) {
+          put_columns<packs, Result>(share, block.array(a.copy, a.rows * a.columns), row * a.columns, of_inputs);
+        }
       }
     });
   }

@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <string>
 
 // The file that nvcc has written: the kernels for each kind of GPU, and as PTX for later ones.
 asm(".section .rodata\n"
@@ -74,18 +75,32 @@ class LoadedKernels final : public DeviceKernels {
       if (error == cudaSuccess) error = cuda_.get_attributes(&attributes, into);
     };
     get("dtrain_update_adam", update_adam_);
+    get("dtrain_update_sgd", update_sgd_);
+    get("dtrain_direct_lamb", direct_lamb_);
+    get("dtrain_trust_lamb", trust_lamb_);
+    get("dtrain_move_lamb", move_lamb_);
+    get("dtrain_direct_muon", direct_muon_);
+    get("dtrain_scale_muon", scale_muon_);
+    get("dtrain_move_muon", move_muon_);
     get("dtrain_sum_squares", sum_squares_);
     get("dtrain_add_sums", add_sums_);
     get("dtrain_cross_entropy_float32", cross_entropy_float32_);
     get("dtrain_cross_entropy_bfloat16", cross_entropy_bfloat16_);
     get("dtrain_cross_entropy_gradient_float32", cross_entropy_gradient_float32_);
     get("dtrain_cross_entropy_gradient_bfloat16", cross_entropy_gradient_bfloat16_);
-    get("dtrain_norm_gradient_1_float32", norm_gradient_float32_.of_1);
-    get("dtrain_norm_gradient_2_float32", norm_gradient_float32_.of_2);
-    get("dtrain_norm_gradient_4_float32", norm_gradient_float32_.of_4);
-    get("dtrain_norm_gradient_1_bfloat16", norm_gradient_bfloat16_.of_1);
-    get("dtrain_norm_gradient_2_bfloat16", norm_gradient_bfloat16_.of_2);
-    get("dtrain_norm_gradient_4_bfloat16", norm_gradient_bfloat16_.of_4);
+    const auto get_all = [&](const std::string& kind, const std::string& type, NormKernels& into) {
+      get(("dtrain_" + kind + "_1_" + type).c_str(), into.of_1);
+      get(("dtrain_" + kind + "_2_" + type).c_str(), into.of_2);
+      get(("dtrain_" + kind + "_4_" + type).c_str(), into.of_4);
+    };
+    get_all("norm_gradient", "float32", norm_gradient_float32_);
+    get_all("norm_gradient", "bfloat16", norm_gradient_bfloat16_);
+    get_all("residual_norm_gradient", "float32", residual_norm_gradient_float32_);
+    get_all("residual_norm_gradient", "bfloat16", residual_norm_gradient_bfloat16_);
+    get_all("residual_norm_gradient", "mixed", residual_norm_gradient_mixed_);
+    get_all("residual_norm", "float32", residual_norm_float32_);
+    get_all("residual_norm", "bfloat16", residual_norm_bfloat16_);
+    get_all("residual_norm", "mixed", residual_norm_mixed_);
     get("dtrain_add_norm_float32", add_norm_float32_);
     get("dtrain_add_norm_bfloat16", add_norm_bfloat16_);
     if (error == cudaSuccess) return "";
@@ -94,12 +109,28 @@ class LoadedKernels final : public DeviceKernels {
   }
 
   int update_adam(const cuda::AdamArguments& arguments, void* stream) const override {
-    // So many blocks of 256 threads with 64 registers are on a multiprocessor at once: one wave does all.
-    constexpr int kBlocksOfMultiprocessor = 4;
-    constexpr std::int64_t kElementsOfBlock = 4 * cuda::kThreads;
-    const std::int64_t needed = (arguments.count + kElementsOfBlock - 1) / kElementsOfBlock;
-    const std::int64_t wave = std::int64_t{kBlocksOfMultiprocessor} * multiprocessors_;
-    return launch(update_adam_, static_cast<int>(std::min(needed, wave)), arguments, stream);
+    return launch_update(update_adam_, arguments, stream);
+  }
+  int update_sgd(const cuda::SgdArguments& arguments, void* stream) const override {
+    return launch_update(update_sgd_, arguments, stream);
+  }
+  int direct_lamb(const cuda::LambArguments& arguments, void* stream) const override {
+    return launch_wave(direct_lamb_, cuda::parts_of_lamb(arguments), arguments, stream);
+  }
+  int trust_lamb(const cuda::LambArguments& arguments, void* stream) const override {
+    return launch(trust_lamb_, arguments.parameters, arguments, stream);
+  }
+  int move_lamb(const cuda::LambArguments& arguments, void* stream) const override {
+    return launch_wave(move_lamb_, cuda::parts_of_lamb(arguments), arguments, stream);
+  }
+  int direct_muon(const cuda::MuonArguments& arguments, void* stream) const override {
+    return launch(direct_muon_, arguments.sum_blocks, arguments, stream);
+  }
+  int scale_muon(const cuda::MuonArguments& arguments, void* stream) const override {
+    return launch_update(scale_muon_, arguments, stream);
+  }
+  int move_muon(const cuda::MuonArguments& arguments, void* stream) const override {
+    return launch_update(move_muon_, arguments, stream);
   }
   int sum_squares(const cuda::SquaresArguments& arguments, int blocks, void* stream) const override {
     return launch(sum_squares_, blocks, arguments, stream);
@@ -124,6 +155,25 @@ class LoadedKernels final : public DeviceKernels {
   }
   int norm_gradient(const cuda::NormArguments<std::uint16_t>& arguments, void* stream) const override {
     return launch_norm(norm_gradient_bfloat16_, arguments, stream);
+  }
+  int norm_gradient(const cuda::NormArguments<float, float, true>& arguments, void* stream) const override {
+    return launch_norm(residual_norm_gradient_float32_, arguments, stream);
+  }
+  int norm_gradient(const cuda::NormArguments<std::uint16_t, std::uint16_t, true>& arguments,
+                    void* stream) const override {
+    return launch_norm(residual_norm_gradient_bfloat16_, arguments, stream);
+  }
+  int norm_gradient(const cuda::NormArguments<float, std::uint16_t, true>& arguments, void* stream) const override {
+    return launch_norm(residual_norm_gradient_mixed_, arguments, stream);
+  }
+  int residual_norm(const cuda::ResidualNormArguments<float>& arguments, void* stream) const override {
+    return launch_norm(residual_norm_float32_, arguments, stream);
+  }
+  int residual_norm(const cuda::ResidualNormArguments<std::uint16_t>& arguments, void* stream) const override {
+    return launch_norm(residual_norm_bfloat16_, arguments, stream);
+  }
+  int residual_norm(const cuda::ResidualNormArguments<float, std::uint16_t>& arguments, void* stream) const override {
+    return launch_norm(residual_norm_mixed_, arguments, stream);
   }
   int add_norm(const cuda::AddNormArguments<float>& arguments, void* stream) const override {
     return launch(add_norm_float32_, blocks_of_add(arguments), arguments, stream);
@@ -150,12 +200,26 @@ class LoadedKernels final : public DeviceKernels {
     return error;
   }
 
+  // Launches a kernel that runs with any number of blocks, on as many as are needed, and at most those of one wave: so
+  // many blocks of 256 threads with 64 registers are on a multiprocessor at once.
+  template <class Arguments>
+  int launch_wave(cudaKernel_t kernel, std::int64_t needed, const Arguments& arguments, void* stream) const {
+    constexpr std::int64_t kBlocksOfMultiprocessor = 4;
+    return launch(kernel, static_cast<int>(std::min(needed, kBlocksOfMultiprocessor * multiprocessors_)), arguments,
+                  stream);
+  }
+  template <class Arguments>
+  int launch_update(cudaKernel_t kernel, const Arguments& arguments, void* stream) const {
+    constexpr std::int64_t kElementsOfBlock = 4 * cuda::kThreads;
+    return launch_wave(kernel, (arguments.flat.count + kElementsOfBlock - 1) / kElementsOfBlock, arguments, stream);
+  }
+
   template <class Value>
   static int blocks_of_add(const cuda::AddNormArguments<Value>& arguments) {
     return cuda::blocks_of_add_norm(arguments.columns, arguments.of_bias != nullptr);
   }
-  template <class Value>
-  int launch_norm(const NormKernels& kernels, const cuda::NormArguments<Value>& arguments, void* stream) const {
+  template <class Arguments>
+  int launch_norm(const NormKernels& kernels, const Arguments& arguments, void* stream) const {
     const int packs = cuda::norm_packs(arguments.columns);
     return launch(packs == 1   ? kernels.of_1
                   : packs == 2 ? kernels.of_2
@@ -165,9 +229,12 @@ class LoadedKernels final : public DeviceKernels {
 
   CudaRuntime cuda_{};
   int multiprocessors_ = 0;
-  cudaKernel_t update_adam_{}, sum_squares_{}, add_sums_{}, cross_entropy_float32_{}, cross_entropy_bfloat16_{},
+  cudaKernel_t update_adam_{}, update_sgd_{}, direct_lamb_{}, trust_lamb_{}, move_lamb_{}, direct_muon_{},
+      scale_muon_{}, move_muon_{}, sum_squares_{}, add_sums_{}, cross_entropy_float32_{}, cross_entropy_bfloat16_{},
       cross_entropy_gradient_float32_{}, cross_entropy_gradient_bfloat16_{}, add_norm_float32_{}, add_norm_bfloat16_{};
-  NormKernels norm_gradient_float32_{}, norm_gradient_bfloat16_{};
+  NormKernels norm_gradient_float32_{}, norm_gradient_bfloat16_{}, residual_norm_float32_{}, residual_norm_bfloat16_{},
+      residual_norm_mixed_{}, residual_norm_gradient_float32_{}, residual_norm_gradient_bfloat16_{},
+      residual_norm_gradient_mixed_{};
 };
 
 }  // namespace

@@ -7,7 +7,11 @@
 
 #include "device/kernels/adam.h"
 #include "device/kernels/cross_entropy.h"
+#include "device/kernels/lamb.h"
 #include "device/kernels/layer_norm.h"
+#include "device/kernels/muon.h"
+#include "device/kernels/residual_norm.h"
+#include "device/kernels/sgd.h"
 #include "device/kernels/squares.h"
 
 namespace dtrain::train {
@@ -18,6 +22,13 @@ class DeviceKernels {
  public:
   virtual ~DeviceKernels() = default;
   virtual int update_adam(const cuda::AdamArguments& arguments, void* stream) const = 0;
+  virtual int update_sgd(const cuda::SgdArguments& arguments, void* stream) const = 0;
+  virtual int direct_lamb(const cuda::LambArguments& arguments, void* stream) const = 0;
+  virtual int trust_lamb(const cuda::LambArguments& arguments, void* stream) const = 0;
+  virtual int move_lamb(const cuda::LambArguments& arguments, void* stream) const = 0;
+  virtual int direct_muon(const cuda::MuonArguments& arguments, void* stream) const = 0;
+  virtual int scale_muon(const cuda::MuonArguments& arguments, void* stream) const = 0;
+  virtual int move_muon(const cuda::MuonArguments& arguments, void* stream) const = 0;
   virtual int sum_squares(const cuda::SquaresArguments& arguments, int blocks, void* stream) const = 0;
   virtual int add_sums(const cuda::AddArguments& arguments, void* stream) const = 0;
   virtual int cross_entropy(const cuda::CrossEntropyArguments<float>& arguments, void* stream) const = 0;
@@ -27,6 +38,13 @@ class DeviceKernels {
                                      void* stream) const = 0;
   virtual int norm_gradient(const cuda::NormArguments<float>& arguments, void* stream) const = 0;
   virtual int norm_gradient(const cuda::NormArguments<std::uint16_t>& arguments, void* stream) const = 0;
+  virtual int norm_gradient(const cuda::NormArguments<float, float, true>& arguments, void* stream) const = 0;
+  virtual int norm_gradient(const cuda::NormArguments<std::uint16_t, std::uint16_t, true>& arguments,
+                            void* stream) const = 0;
+  virtual int norm_gradient(const cuda::NormArguments<float, std::uint16_t, true>& arguments, void* stream) const = 0;
+  virtual int residual_norm(const cuda::ResidualNormArguments<float>& arguments, void* stream) const = 0;
+  virtual int residual_norm(const cuda::ResidualNormArguments<std::uint16_t>& arguments, void* stream) const = 0;
+  virtual int residual_norm(const cuda::ResidualNormArguments<float, std::uint16_t>& arguments, void* stream) const = 0;
   virtual int add_norm(const cuda::AddNormArguments<float>& arguments, void* stream) const = 0;
   virtual int add_norm(const cuda::AddNormArguments<std::uint16_t>& arguments, void* stream) const = 0;
   virtual std::string error_text(int code) const = 0;
@@ -34,7 +52,7 @@ class DeviceKernels {
 
 // Raise the version with every change to DeviceKernels or to arguments of kernels, so that a module of another build is
 // refused instead of called.
-inline constexpr int kDeviceKernelsAbi = 2;
+inline constexpr int kDeviceKernelsAbi = 3;
 inline constexpr const char* kDeviceKernelsFactory = "dtrain_cuda_kernels_make";
 
 // Loads the kernels for the current device and sets `made`, or sets `why`: the device has no use for them. Returns 0,

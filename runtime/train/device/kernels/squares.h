@@ -39,8 +39,7 @@ struct ThreadSums {
 
 // Adds the sums of a block's threads; the result is that of thread 0.
 template <class Block>
-DTRAIN_DEVICE void add_threads(Block& block) {
-  ThreadSums& sums = block.shared();
+DTRAIN_DEVICE void add_threads(Block& block, ThreadSums& sums) {
   for (int half = kThreads / 2; half > 0; half /= 2) {
     block.each([&](int thread) {
       if (thread < half) sums.of[thread] += sums.of[thread + half];
@@ -72,7 +71,7 @@ DTRAIN_DEVICE void sum_squares(Block& block, const SquaresArguments& a) {
     }
     sums.of[thread] = sum;
   });
-  add_threads(block);
+  add_threads(block, sums);
   block.each([&](int thread) {
     if (thread == 0) block.array(a.sums, block.blocks()).template put<1>(block.index(), {sums.of[0]});
   });
@@ -88,7 +87,7 @@ DTRAIN_DEVICE void add_sums(Block& block, const AddArguments& a) {
     for (std::int64_t i = thread; i < a.count; i += kThreads) sum += all.template get<1>(i).lane[0];
     sums.of[thread] = sum;
   });
-  add_threads(block);
+  add_threads(block, sums);
   block.each([&](int thread) {
     if (thread == 0) block.array(a.result, 1).template put<1>(0, {sums.of[0]});
   });

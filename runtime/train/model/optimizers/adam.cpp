@@ -1,7 +1,6 @@
 // torch.optim.Adam and torch.optim.AdamW.
 #include <concepts>
 
-#include "device/device_kernels.h"
 #include "dtrain/config/optimizers.h"
 #include "model/fused_update.h"
 
@@ -40,24 +39,13 @@ class AdamKernels final : public WithSettings<Settings, FusedKernels> {
                           .number = step.updates + 1},
                          stretch, states[0], states[1]);
   }
-  bool has_device_kernel() const override { return true; }
-  bool on_device(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
-                 const UpdateStep& step) const override {
-    return update_adam_on_device({.number = static_cast<double>(step.updates + 1),
-                                  .rate = step.rate,
-                                  .beta1 = settings_.beta1,
+  bool on_device(const UpdateTensors& tensors) const override {
+    return update_adam_on_device({.beta1 = settings_.beta1,
                                   .beta2 = settings_.beta2,
                                   .eps = settings_.eps,
                                   .weight_decay = settings_.weight_decay,
                                   .decoupled = kDecoupled},
-                                 {.values = values,
-                                  .gradients = gradients,
-                                  .states = states,
-                                  .shadow = step.shadow,
-                                  .number = step.number,
-                                  .rate = step.rate_on_device,
-                                  .divisor = step.device.divisor,
-                                  .found_inf = step.device.found_inf});
+                                 tensors);
   }
 
  private:

@@ -46,6 +46,14 @@ class LambRule final : public WithSettings<Lamb, NormRule> {
     direction.mul_(trust.to(direction.scalar_type()));
     rate.subtract(values, direction);
   }
+  bool has_device_kernel() const override { return true; }
+  bool on_device(const UpdateTensors& tensors, const at::Tensor&, std::span<const std::int64_t> ends) const override {
+    return update_lamb_on_device({.beta1 = settings_.beta1,
+                                  .beta2 = settings_.beta2,
+                                  .eps = settings_.eps,
+                                  .weight_decay = settings_.weight_decay},
+                                 ends, tensors);
+  }
 };
 
 }  // namespace

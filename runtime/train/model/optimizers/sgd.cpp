@@ -34,6 +34,14 @@ class SgdKernels final : public FusedKernels {
                          .first = step.updates == 0},
                         stretch, states.empty() ? nullptr : states[0]);
   }
+  bool on_device(const UpdateTensors& tensors) const override {
+    return update_sgd_on_device({.factor = settings_.momentum,
+                                 .dampening = settings_.dampening,
+                                 .weight_decay = settings_.weight_decay,
+                                 .nesterov = settings_.nesterov,
+                                 .first = tensors.number == 1},
+                                tensors);
+  }
 
  private:
   Sgd settings_;

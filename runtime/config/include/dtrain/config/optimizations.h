@@ -82,6 +82,13 @@ enum class Operators { kAuto, kDefault };
 inline constexpr std::array kOperators{Word<Operators>{"auto", Operators::kAuto},
                                        Word<Operators>{"default", Operators::kDefault}};
 
+// The kernel that scaled_dot_product_attention tries first on GPUs; auto: libtorch's order.
+enum class Attention { kAuto, kFlash, kEfficient, kCudnn, kMath };
+inline constexpr std::array kAttentions{
+    Word<Attention>{"auto", Attention::kAuto}, Word<Attention>{"flash", Attention::kFlash},
+    Word<Attention>{"efficient", Attention::kEfficient}, Word<Attention>{"cudnn", Attention::kCudnn},
+    Word<Attention>{"math", Attention::kMath}};
+
 struct Optimizations {
   int aggregation_frequency = 1;                                    // batches between exchanges of gradients
   bool average_aggregated_gradients = true;                         // over those batches; false: their sum
@@ -100,6 +107,7 @@ struct Optimizations {
   std::optional<LocalSgd> local_sgd;
   Precision mixed_precision = Precision::kFloat32;
   MemoryFormat memory_format = MemoryFormat::kAuto;
+  Attention attention = Attention::kAuto;
   CudaGraphs cuda_graphs = CudaGraphs::kAuto;
   std::string gradient_checkpointing;  // patterns over names of modules, divided by |; empty: none
   Matmul matmul = Matmul::kAuto;
@@ -162,6 +170,12 @@ inline void declare_keys(Keys& keys, Optimizations& o) {
                 "other bits; false: an algorithm that gives the same bits. No effect on CPUs.",
                 "[More](gpus.md#fast-paths)."},
                o.cudnn_benchmark);
+  keys.choice(
+      {"attention",
+       "On GPUs: the kernel that scaled_dot_product_attention tries first; auto: by libtorch's order. No effect "
+       "on CPUs.",
+       "[More](gpus.md#attention)."},
+      o.attention, kAttentions);
   keys.form({"cuda_graphs",
              "On GPUs: whether steps run as one CUDA graph, which the host launches at once; auto: for `model:` files. "
              "No effect on CPUs.",
