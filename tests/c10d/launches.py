@@ -14,9 +14,8 @@ import package
 import harness
 
 LIMIT = 300  # seconds of a launch; only against hangs
-ENTRY_POINT = "[torch.backends]\ndtrain = dtrain.torch_backend:_autoload\n"
-LIBRARIES = {"PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
-             "DS_ACCELERATOR": "cpu", "ACCELERATE_USE_CPU": "true"}
+LIBRARIES = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "DS_ACCELERATOR": "cpu",
+             "ACCELERATE_USE_CPU": "true"}
 
 
 class Place:
@@ -29,20 +28,8 @@ class Place:
 
     def environment(self, **more: str) -> dict[str, str]:
         ours = package.of(harness.BUILD)
-        places = ours["PYTHONPATH"].split(":")
-        if not list(Path(places[0]).glob("dtrain-*.dist-info/entry_points.txt")):
-            places.append(str(self._entry_point()))
-        ours["PYTHONPATH"] = ":".join([*more.pop("PYTHONPATH", "").split(":"), *places]).lstrip(":")
+        ours["PYTHONPATH"] = ":".join([*filter(None, [more.pop("PYTHONPATH", "")]), ours["PYTHONPATH"]])
         return harness.environment(HOME=str(self.home), **LIBRARIES, **ours, **more)
-
-    def _entry_point(self) -> Path:
-        """An installed package has it: `import torch` alone knows dtrain."""
-        folder = self.path / "entry" / "dtrain-0.dist-info"
-        if not folder.is_dir():
-            folder.mkdir(parents=True)
-            (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: dtrain\nVersion: 0\n")
-            (folder / "entry_points.txt").write_text(ENTRY_POINT)
-        return folder.parent
 
     def start(self, command: list, cwd: Path | None = None, **more: str) -> tuple[int | str, str]:
         """The exit code, or "hangs", and what was said."""
