@@ -35,7 +35,8 @@ CASES = {
                    own_test("accelerate.test_utils.scripts.test_ops"), own_test("accelerate.test_utils.scripts.test_distributed_data_loop"),
                    Case("accelerate_loop.py", [(2, ["ddp"])]), Case("accelerate_loop.py", [(2, ["fsdp2"])])],
     "trainer": [Case("trainer.py", [(2, ["gpt2"])]), Case("trainer.py", [(2, ["bert"])])],
-    "lightning": [Case("lightning_strategies.py", [(2, ["ddp"])]), Case("lightning_strategies.py", [(2, ["model_parallel"])])],
+    "lightning": [Case("lightning_strategies.py", [(2, ["ddp"])]), Case("lightning_strategies.py", [(2, ["model_parallel"])]),
+                  Case("fabric_loop.py", [(2, ["ddp"])])],
     "checkpoint": [Case("sharded_checkpoint.py", [(2, ["save"]), (2, ["load"]), (1, ["load"])])],
     "deepspeed": [Case("deepspeed_zero.py", [(2, [str(stage)])]) for stage in range(4)],
 }

@@ -122,7 +122,6 @@ SCRIPTS = [
            ["--dataset=tiny", "--compile=False", "--backend=gloo", "--dtype=float32", "--n_layer=2", "--n_head=2", "--n_embd=32",
             "--batch_size=4", "--block_size=32", "--max_iters=8", "--eval_interval=4", "--eval_iters=2", "--gradient_accumulation_steps=4"],
            gpus=True, data=tokens),
-    Script("tczhangzhi/pytorch-distributed", "distributed.py", ["--data", "images", *IMAGENET[:6], "--seed", "1"], gpus=True, data=images),
     Script(ACCELERATE, "examples/nlp_example.py", ["--cpu"], data=pairs_of_sentences),
     Script(ACCELERATE, "examples/by_feature/gradient_accumulation.py", ["--cpu", "--gradient_accumulation_steps", "2"], data=pairs_of_sentences),
     Script(ACCELERATE, "examples/by_feature/ddp_comm_hook.py", ["--ddp_comm_hook", "bf16"], data=pairs_of_sentences),
