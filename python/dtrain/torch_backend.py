@@ -24,6 +24,8 @@ def _create(options: object, _: object) -> object:
     _find_native(str(torch.__version__))
     from . import _torch_distributed
 
+    if not torch.cuda.is_available():  # the variable is for NCCL's groups, too
+        os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")  # DDP takes its buckets from the backend, which then copies nothing
     _at_exit_once(_torch_distributed)
     return _torch_distributed.create(options)
 

@@ -1,8 +1,8 @@
 // The module dtrain._torch_distributed: what python/dtrain/torch_backend.py needs of libdtrain_torch_distributed.
 #include <string>
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "dtrain/torch_distributed/backend.h"
 

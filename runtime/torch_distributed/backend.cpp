@@ -117,7 +117,8 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_al
   if (rank_ != 0) {
     control.set(key + std::to_string(rank_), "here");
     const auto verdict = control.get_within(key + "verdict", timeout + kAfterRank0);
-    TORCH_CHECK(verdict, "Rank ", rank_, " successfully reached monitoredBarrier, but received errors while waiting "
+    TORCH_CHECK(verdict, "Rank ", rank_,
+                " successfully reached monitoredBarrier, but received errors while waiting "
                 "for send/recv from rank 0. Please check rank 0 logs for faulty rank.");
     TORCH_CHECK(verdict->empty(), *verdict);
     return;

@@ -14,17 +14,28 @@ using RedOp = c10d::ReduceOp;
 std::optional<comm::DataType> type_of(at::ScalarType type) {
   using comm::DataType;
   switch (type) {
-    case at::kByte: return DataType::kUint8;
-    case at::kChar: return DataType::kInt8;
-    case at::kShort: return DataType::kInt16;
-    case at::kInt: return DataType::kInt32;
-    case at::kLong: return DataType::kInt64;
-    case at::kHalf: return DataType::kFloat16;
-    case at::kBFloat16: return DataType::kBfloat16;
-    case at::kFloat: return DataType::kFloat32;
-    case at::kDouble: return DataType::kFloat64;
-    case at::kBool: return DataType::kBool;
-    default: return std::nullopt;
+    case at::kByte:
+      return DataType::kUint8;
+    case at::kChar:
+      return DataType::kInt8;
+    case at::kShort:
+      return DataType::kInt16;
+    case at::kInt:
+      return DataType::kInt32;
+    case at::kLong:
+      return DataType::kInt64;
+    case at::kHalf:
+      return DataType::kFloat16;
+    case at::kBFloat16:
+      return DataType::kBfloat16;
+    case at::kFloat:
+      return DataType::kFloat32;
+    case at::kDouble:
+      return DataType::kFloat64;
+    case at::kBool:
+      return DataType::kBool;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -39,15 +50,24 @@ std::optional<at::ScalarType> wider_type(at::ScalarType type) {
 comm::ReduceOp operator_of(RedOp::RedOpType op, const char* title) {
   switch (op) {
     case RedOp::SUM:
-    case RedOp::PREMUL_SUM: return comm::ReduceOp::kSum;
-    case RedOp::AVG: return comm::ReduceOp::kMean;
-    case RedOp::PRODUCT: return comm::ReduceOp::kProduct;
-    case RedOp::MIN: return comm::ReduceOp::kMin;
-    case RedOp::MAX: return comm::ReduceOp::kMax;
-    case RedOp::BAND: return comm::ReduceOp::kBitAnd;
-    case RedOp::BOR: return comm::ReduceOp::kBitOr;
-    case RedOp::BXOR: return comm::ReduceOp::kBitXor;
-    case RedOp::UNUSED: break;
+    case RedOp::PREMUL_SUM:
+      return comm::ReduceOp::kSum;
+    case RedOp::AVG:
+      return comm::ReduceOp::kMean;
+    case RedOp::PRODUCT:
+      return comm::ReduceOp::kProduct;
+    case RedOp::MIN:
+      return comm::ReduceOp::kMin;
+    case RedOp::MAX:
+      return comm::ReduceOp::kMax;
+    case RedOp::BAND:
+      return comm::ReduceOp::kBitAnd;
+    case RedOp::BOR:
+      return comm::ReduceOp::kBitOr;
+    case RedOp::BXOR:
+      return comm::ReduceOp::kBitXor;
+    case RedOp::UNUSED:
+      break;
   }
   TORCH_CHECK(false, title, ": there is no such reduction");
 }
@@ -78,7 +98,8 @@ WorkPtr make_work(const std::shared_ptr<Group>& group, const std::shared_ptr<Lan
     for (const at::Tensor& tensor : *tensors) {
       TORCH_CHECK(tensor.device().is_cpu(), call.title, ": the tensor is on ", tensor.device(),
                   "; this backend is for tensors on the CPU: init_process_group(\"cpu:dtrain,cuda:nccl\")");
-      TORCH_CHECK(tensor.layout() == at::kStrided || call.type == c10d::OpType::_ALLREDUCE_SPARSE, call.title, ": the tensor's layout is ", tensor.layout());
+      TORCH_CHECK(tensor.layout() == at::kStrided || call.type == c10d::OpType::_ALLREDUCE_SPARSE, call.title,
+                  ": the tensor's layout is ", tensor.layout());
     }
   }
   return c10::make_intrusive<GroupWork>(GroupWork::Setup{.lane = lane,

@@ -34,8 +34,8 @@ void check_same(const Call& call, const at::Tensor& one, const at::Tensor& other
 Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const int size = group_->size();
   TORCH_CHECK(!tensors.empty(), "dtrain:broadcast: there is no tensor");
-  TORCH_CHECK(options.rootRank >= 0 && options.rootRank < size, "dtrain:broadcast: invalid root rank: ",
-              options.rootRank);
+  TORCH_CHECK(options.rootRank >= 0 && options.rootRank < size,
+              "dtrain:broadcast: invalid root rank: ", options.rootRank);
   const int root = static_cast<int>(options.rootRank);
   Call call = call_of(OpType::BROADCAST, "dtrain:broadcast", tensors, tensors, options, *options_);
   return issued(run(group_, std::move(call), [&](GroupWork::Parts& parts, comm::Communicator& communicator) {
@@ -108,8 +108,7 @@ Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors, const c10d::Allredu
     const comm::Group together(communicator);
     for (const auto& [from, to] : {std::pair(padded_indices, all_indices), std::pair(padded_values, all_values)}) {
       const Elements elements = elements_of(from);
-      parts.works.push_back(
-          communicator.all_gather(from.data_ptr(), to.data_ptr(), elements.count, elements.type));
+      parts.works.push_back(communicator.all_gather(from.data_ptr(), to.data_ptr(), elements.count, elements.type));
       parts.kept.insert(parts.kept.end(), {from, to});
     }
     parts.after = [counts, all_indices, all_values, target = tensors[0]] {
@@ -127,8 +126,8 @@ Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors, const c10d::Allredu
 
 Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   TORCH_CHECK(tensors.size() == 1, "dtrain:reduce: it takes one tensor");
-  TORCH_CHECK(options.rootRank >= 0 && options.rootRank < size_, "dtrain:reduce: invalid root rank: ",
-              options.rootRank);
+  TORCH_CHECK(options.rootRank >= 0 && options.rootRank < size_,
+              "dtrain:reduce: invalid root rank: ", options.rootRank);
   const int root = static_cast<int>(options.rootRank);
   Call call = call_of(OpType::REDUCE, "dtrain:reduce", tensors, tensors, options, *options_);
   const Reduction reduction = reduction_of(tensors[0], options.reduceOp, call.title);
@@ -150,8 +149,7 @@ Backend::WorkPtr Backend::allgather(std::vector<Tensors>& outputs, Tensors& inpu
 // PyTorch gives one list for each rank here, with a tensor for each input.
 Backend::WorkPtr Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                               const c10d::AllgatherOptions& options) {
-  Call call =
-      call_of(OpType::ALLGATHER_COALESCED, "dtrain:all_gather", inputs, flattened(outputs), options, *options_);
+  Call call = call_of(OpType::ALLGATHER_COALESCED, "dtrain:all_gather", inputs, flattened(outputs), options, *options_);
   std::vector<Tensors> by_input(inputs.size());
   for (const Tensors& of_rank : outputs) {
     TORCH_CHECK(of_rank.size() == inputs.size(), call.title, ": each rank has ", inputs.size(), " tensors");
@@ -191,16 +189,14 @@ Backend::WorkPtr Backend::gather_lists(Call call, const std::vector<Tensors>& ou
           parts.copies.emplace_back(outputs[i][static_cast<std::size_t>(rank)], all[rank]);
         }
       }
-      parts.works.push_back(
-          communicator.all_gather(input.data_ptr(), all.data_ptr(), elements.count, elements.type));
+      parts.works.push_back(communicator.all_gather(input.data_ptr(), all.data_ptr(), elements.count, elements.type));
     }
   }));
 }
 
 Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                           const c10d::AllgatherOptions& options) {
-  return gather_all(
-      call_of(OpType::_ALLGATHER_BASE, "dtrain:_all_gather_base", {input}, {output}, options, *options_));
+  return gather_all(call_of(OpType::_ALLGATHER_BASE, "dtrain:_all_gather_base", {input}, {output}, options, *options_));
 }
 
 Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -232,8 +228,7 @@ Backend::WorkPtr Backend::gather_all(Call call) {
 
 Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                          const c10d::ReduceScatterOptions& options) {
-  Call call =
-      call_of(OpType::REDUCE_SCATTER, "dtrain:reduce_scatter", flattened(inputs), outputs, options, *options_);
+  Call call = call_of(OpType::REDUCE_SCATTER, "dtrain:reduce_scatter", flattened(inputs), outputs, options, *options_);
   check_lists(call, outputs.size(), size_, inputs);
   if (outputs.size() == 1 && !have_equal_sizes(inputs[0])) {
     return reduce_each(std::move(call), inputs[0], options.reduceOp);
@@ -266,8 +261,8 @@ Backend::WorkPtr Backend::reduce_each(Call call, const Tensors& of_rank, const c
       const auto& [data, type, reduction] = reductions[static_cast<std::size_t>(root)];
       void* const result = root == rank_ ? result_for(output, data, *group_, parts).data_ptr() : nullptr;
       parts.kept.push_back(data);
-      parts.works.push_back(communicator.reduce(data.data_ptr(), result, static_cast<std::size_t>(data.numel()), type,
-                                                root, reduction));
+      parts.works.push_back(
+          communicator.reduce(data.data_ptr(), result, static_cast<std::size_t>(data.numel()), type, root, reduction));
     }
   }));
 }
@@ -281,9 +276,8 @@ Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& i
 
 Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                           const c10d::ReduceScatterOptions& options) {
-  return reduce_parts(
-      call_of(OpType::COALESCED, "dtrain:_reduce_scatter_base", inputs, outputs, options, *options_),
-      options.reduceOp);
+  return reduce_parts(call_of(OpType::COALESCED, "dtrain:_reduce_scatter_base", inputs, outputs, options, *options_),
+                      options.reduceOp);
 }
 
 Backend::WorkPtr Backend::reduce_parts(Call call, const c10d::ReduceOp& op) {

@@ -37,17 +37,17 @@ Group::Group(const Meeting& meeting, std::vector<int> names)
   number_ = place.number;
   arena_ = world_->arena();
   mail_ = world_->mail();
+  processes_ = world_->processes();
   control_ = &world_->control();
   if (!place.is_first) {
     subgroup_ = comm::make_subgroup(world_->control(), "torch/" + std::to_string(number_), members_);
     control_ = subgroup_.get();
   }
-  const comm::BackendParts parts{
-      .control = *control_,
-      .members = names_,
-      .mpi = nullptr,
-      .address = world_->address(),
-      .options = {.timeout = meeting.timeout, .log = world_->log(), .arena = arena_}};
+  const comm::BackendParts parts{.control = *control_,
+                                 .members = names_,
+                                 .mpi = nullptr,
+                                 .address = world_->address(),
+                                 .options = {.timeout = meeting.timeout, .log = world_->log(), .arena = arena_}};
   const comm::Backend backend = comm::automatic_backend(spread_of(*world_, members_));
   communicator_ = std::visit([&](const auto& held) { return held.make(parts); }, backend);
 }
@@ -82,7 +82,8 @@ at::Tensor Group::allocate(at::IntArrayRef sizes, const at::TensorOptions& optio
   const std::int64_t count = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
   const auto bytes = static_cast<std::size_t>(count) * options.dtype().itemsize();
   void* const data = arena_->allocate(bytes);
-  return at::from_blob(data, sizes, [arena = arena_](void* memory) { arena->free(memory); }, options);
+  return at::from_blob(
+      data, sizes, [arena = arena_](void* memory) { arena->free(memory); }, options);
 }
 
 }  // namespace dtrain::torch_distributed

@@ -34,6 +34,7 @@ class Group final : public Lane {
 
   void abort(const std::string& cause) override;
   comm::PeerState state_of(int rank) const override { return control_->peer_state(rank); }
+  bool has_ended(int rank) const override { return processes_->has_ended(members_.at(static_cast<std::size_t>(rank))); }
   int name_of(int rank) const override { return names_.at(static_cast<std::size_t>(rank)); }
 
  private:
@@ -47,6 +48,7 @@ class Group final : public Lane {
   std::uint32_t number_ = 0;
   std::shared_ptr<comm::Arena> arena_;
   std::shared_ptr<MailLane> mail_;
+  std::shared_ptr<const Processes> processes_;
   std::unique_ptr<comm::ControlPlane> subgroup_;  // null: the group is the world
   comm::ControlPlane* control_ = nullptr;
   std::mutex communicator_mutex_;  // guards the pointer: any thread may abort

@@ -41,6 +41,8 @@ class Lane : public std::enable_shared_from_this<Lane> {
   // Ends the operations of the peers, too. Any thread.
   virtual void abort(const std::string& cause) = 0;
   virtual comm::PeerState state_of(int rank) const = 0;
+  // True if the rank's process is known to have ended.
+  virtual bool has_ended(int rank) const = 0;
   // Returns the number by which PyTorch's programs know the rank.
   virtual int name_of(int rank) const = 0;
 

@@ -7,17 +7,20 @@
 
 #include "dtrain/comm/mailbox.h"
 #include "lane.h"
+#include "processes.h"
 
 namespace dtrain::torch_distributed {
 
 class MailLane final : public Lane {
  public:
-  MailLane(comm::ControlPlane& control, std::unique_ptr<comm::Mailbox> mailbox)
-      : control_(control), mailbox_(std::move(mailbox)) {}
+  MailLane(comm::ControlPlane& control, std::shared_ptr<const Processes> processes,
+           std::unique_ptr<comm::Mailbox> mailbox)
+      : control_(control), processes_(std::move(processes)), mailbox_(std::move(mailbox)) {}
 
   comm::Mailbox& mailbox() { return *mailbox_; }  // within submit()
   void abort(const std::string& cause) override { mailbox_->abort(cause); }
   comm::PeerState state_of(int rank) const override { return control_.peer_state(rank); }
+  bool has_ended(int rank) const override { return processes_->has_ended(rank); }
   int name_of(int rank) const override { return rank; }
 
  private:
@@ -36,6 +39,7 @@ class MailLane final : public Lane {
   std::shared_ptr<void> release() override { return std::move(mailbox_); }
 
   comm::ControlPlane& control_;
+  const std::shared_ptr<const Processes> processes_;
   std::unique_ptr<comm::Mailbox> mailbox_;
 };
 

@@ -80,8 +80,7 @@ Backend::WorkPtr Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
   }));
 }
 
-Backend::WorkPtr Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                  const c10d::ScatterOptions& options) {
+Backend::WorkPtr Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) {
   constexpr const char* kTitle = "dtrain:scatter";
   const int root = root_of(options.rootRank, size_, kTitle);
   const at::Tensor output = only(outputs, kTitle);
@@ -102,10 +101,8 @@ Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d
   return exchange(call_of(OpType::ALLTOALL, kTitle, inputs, outputs, options, *options_), outputs, inputs);
 }
 
-Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                        std::vector<std::int64_t>& output_sizes,
-                                        std::vector<std::int64_t>& input_sizes,
-                                        const c10d::AllToAllOptions& options) {
+Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_sizes,
+                                        std::vector<std::int64_t>& input_sizes, const c10d::AllToAllOptions& options) {
   constexpr const char* kTitle = "dtrain:all_to_all";
   c10d::checkSplitSizes(input_sizes, input, size_);
   c10d::checkSplitSizes(output_sizes, output, size_);
@@ -118,8 +115,7 @@ Backend::WorkPtr Backend::exchange(Call call, const Tensors& to, const Tensors& 
   return issued(deliver(group_, std::move(call), [&](GroupWork::Parts& parts, comm::Mailbox& mailbox) {
     const std::vector<comm::ConstBlock> in = values_of(from, parts);
     const std::vector<comm::Block> out = memory_of(to, parts);
-    parts.works.push_back(
-        comm::all_to_all(mailbox, group_->members(), in, out, group_->channel(kAllToAllTag)));
+    parts.works.push_back(comm::all_to_all(mailbox, group_->members(), in, out, group_->channel(kAllToAllTag)));
   }));
 }
 
@@ -127,11 +123,7 @@ Backend::WorkPtr Backend::send(Tensors& tensors, int to, int tag) {
   constexpr const char* kTitle = "dtrain:send";
   const at::Tensor tensor = only(tensors, kTitle);
   TORCH_CHECK(to >= 0 && to < size_, kTitle, ": there is no rank ", to);
-  Call call{.type = OpType::SEND,
-            .title = kTitle,
-            .inputs = tensors,
-            .outputs = tensors,
-            .timeout = options_->timeout};
+  Call call{.type = OpType::SEND, .title = kTitle, .inputs = tensors, .outputs = tensors, .timeout = options_->timeout};
   return issued(deliver(group_, std::move(call), [&](GroupWork::Parts& parts, comm::Mailbox& mailbox) {
     const at::Tensor values = sendable(tensor, parts);
     parts.works.push_back(mailbox.send(values.data_ptr(), values.nbytes(),

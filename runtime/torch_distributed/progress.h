@@ -16,9 +16,9 @@
 
 namespace dtrain::torch_distributed {
 
-// Operations are advanced by whoever issues, tests or waits. A rank may be busy elsewhere meanwhile, or blocked where it
-// waits for a peer that needs this operation, so a thread looks every 0.2 ms while something is outstanding, and sleeps
-// otherwise. Futures are completed by threads of their own, because a callback may wait for another operation.
+// Operations are advanced by whoever issues, tests or waits. A rank may be busy elsewhere meanwhile, or blocked where
+// it waits for a peer that needs this operation, so a thread looks every 0.2 ms while something is outstanding, and
+// sleeps otherwise. Futures are completed by threads of their own, because a callback may wait for another operation.
 class Progress {
  public:
   // The only one of this process. It is never destroyed: its threads may outlive static objects.

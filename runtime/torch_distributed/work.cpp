@@ -19,10 +19,10 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr unsigned kEagerLooks = 256;       // without a pause: a peer in step comes that soon
-constexpr unsigned kYieldingLooks = 4096;   // after that the thread sleeps between two looks
-constexpr unsigned kLooksForOthers = 64;    // of these one is for the operations of other groups
-constexpr unsigned kSleepsPerCheck = 16;     // while sleeping: of these one reads the clock and the states of the ranks
+constexpr unsigned kEagerLooks = 256;      // without a pause: a peer in step comes that soon
+constexpr unsigned kYieldingLooks = 4096;  // after that the thread sleeps between two looks
+constexpr unsigned kLooksForOthers = 64;   // of these one is for the operations of other groups
+constexpr unsigned kSleepsPerCheck = 16;   // while sleeping: of these one reads the clock and the states of the ranks
 constexpr std::chrono::microseconds kSleep{50};
 constexpr unsigned kLooksUntilLeft = kYieldingLooks + 1'000;  // then a rank that has left counts as missing
 // A thread that has not computed for this long is blocked. At the end of a pass futures are completed one by one, and
@@ -79,6 +79,7 @@ struct BackwardPass {
 GroupWork::GroupWork(Setup setup)
     : Work(setup.rank, setup.type, setup.title, setup.inputs),
       lane_(std::move(setup.lane)),
+      title_(setup.title),
       outputs_(std::move(setup.outputs)),
       timeout_(setup.timeout),
       members_(std::move(setup.members)) {}
@@ -100,7 +101,8 @@ bool GroupWork::isCompleted() {
 }
 
 bool GroupWork::wait(milliseconds timeout) {
-  // PyTorch's default is the work's own deadline, after which the group has failed. A caller's deadline is the caller's.
+  // PyTorch's default is the work's own deadline, after which the group has failed. A caller's deadline is the
+  // caller's.
   const bool is_callers = timeout != kNoTimeout && timeout < timeout_;
   const auto until = steady_clock::now() + (is_callers ? timeout : timeout_);
   Progress& progress = Progress::instance();
@@ -116,13 +118,15 @@ bool GroupWork::wait(milliseconds timeout) {
     std::this_thread::sleep_for(kSleep);
     if (looks % kSleepsPerCheck != 0) continue;
     if (steady_clock::now() > until) {
-      const std::string why = "timed out after " + format_duration(is_callers ? timeout : timeout_);
+      const std::string why = "Timed out after " + format_duration(is_callers ? timeout : timeout_);
       if (is_callers) throw comm::TimedOut(text_of(why));
       give_up(why);
     } else if (looks > kLooksUntilLeft) {
       for (const comm::MissingRank& one : lane_->missing(*this)) {
         if (lane_->state_of(one.rank) == comm::PeerState::kFinished) {
-          give_up("waits for a rank that has left (its process group was destroyed, or its process ended)");
+          give_up("it waits for a rank that has left (its process group was destroyed, or its process ended)");
+        } else if (lane_->has_ended(one.rank)) {
+          give_up("it waits for a rank whose process has ended");
         }
       }
     }
@@ -132,11 +136,11 @@ bool GroupWork::wait(milliseconds timeout) {
 }
 
 std::string GroupWork::text_of(const std::string& why) const {
-  std::string text = "dtrain: " + c10d::opTypeToString(opType_) + " #" + std::to_string(sequence_) + " " + why;
+  std::string text = title_ + (sequence_ == 0 ? std::string() : " #" + std::to_string(sequence_)) + ": " + why;
   std::string missing;
   for (const comm::MissingRank& one : lane_->missing(*this)) {
-    missing += (missing.empty() ? "; missing: rank " : "; rank ") + std::to_string(lane_->name_of(one.rank)) + " " +
-               one.lacks;
+    missing +=
+        (missing.empty() ? "; missing: rank " : "; rank ") + std::to_string(lane_->name_of(one.rank)) + " " + one.lacks;
   }
   return text + missing;
 }
@@ -150,7 +154,7 @@ void GroupWork::give_up(const std::string& why) {
 }
 
 void GroupWork::abort() {
-  give_up("was aborted");
+  give_up("it was aborted");
 }
 
 int GroupWork::sourceRank() const {
@@ -255,9 +259,8 @@ c10::intrusive_ptr<c10::ivalue::Future> JoinedWork::getFuture() {
   c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
       c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
   for (const auto& work : works_) futures.push_back(work->getFuture());
-  return c10::collectAll(futures)->then(
-      [all = result()](c10::ivalue::Future&) { return c10::IValue(all); },
-      c10::ListType::create(c10::TensorType::get()));
+  return c10::collectAll(futures)->then([all = result()](c10::ivalue::Future&) { return c10::IValue(all); },
+                                        c10::ListType::create(c10::TensorType::get()));
 }
 
 }  // namespace dtrain::torch_distributed

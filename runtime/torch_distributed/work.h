@@ -45,7 +45,7 @@ class GroupWork final : public c10d::Work {
     std::shared_ptr<Lane> lane;
     int rank = 0;  // in the group
     c10d::OpType type = c10d::OpType::UNKNOWN;
-    const char* title = nullptr;  // static: of PyTorch's profiler
+    const char* title = "";  // in PyTorch's profiler, and in errors
     Tensors inputs, outputs;
     milliseconds timeout{};
     std::vector<int> members;  // of the group, as the lane numbers ranks; empty: 0, 1, …
@@ -59,7 +59,6 @@ class GroupWork final : public c10d::Work {
   int sourceRank() const override;
   Tensors result() override { return outputs_; }
   std::uint64_t getSequencenumber() const override { return sequence_; }
-  milliseconds getTimeout() const override { return timeout_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   Parts& parts() { return parts_; }
@@ -84,6 +83,7 @@ class GroupWork final : public c10d::Work {
   std::string text_of(const std::string& why) const;
 
   const std::shared_ptr<Lane> lane_;
+  const std::string title_;
   const Tensors outputs_;
   const milliseconds timeout_;
   const std::vector<int> members_;

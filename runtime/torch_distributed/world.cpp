@@ -41,7 +41,8 @@ class Worlds {
 
   void add(const std::shared_ptr<World>& world) {
     const std::scoped_lock lock(mutex_);
-    if (worlds_.empty()) std::atexit([] { announce_end({}); });
+    static const int at_exit = std::atexit([] { announce_end({}); });
+    static_cast<void>(at_exit);
     std::erase_if(worlds_, [](const std::weak_ptr<World>& one) { return one.expired(); });
     worlds_.push_back(world);
     pid_ = getpid();
@@ -154,7 +155,7 @@ Json introduction() {
   const std::string agent = variable(kAgentId);
   Json worlds = Json::object();
   for (const auto& world : Worlds::instance().live()) worlds[world->id()] = world->rank();
-  return {{"host", agent.empty() ? host::host_identity().key : agent}, {"worlds", worlds}};
+  return {{"pid", getpid()}, {"host", agent.empty() ? host::host_identity().key : agent}, {"worlds", worlds}};
 }
 
 // Returns the newest of this process's worlds that all of these ranks are in.
@@ -178,15 +179,16 @@ std::vector<int> host_numbers(const std::vector<Json>& ranks) {
   return hosts;
 }
 
-World::Terms terms_of(const Meeting& meeting, const std::string& id, std::vector<int> hosts) {
-  World::Terms terms{.id = id, .control = {}, .server = {}, .hosts = std::move(hosts)};
+World::Terms terms_of(const Meeting& meeting, const std::string& id, std::vector<int> hosts, std::vector<pid_t> pids) {
+  World::Terms terms{.id = id, .control = {}, .server = {}, .hosts = std::move(hosts), .pids = std::move(pids)};
   comm::ControlOptions& options = terms.control;
   const int host = terms.hosts.at(static_cast<std::size_t>(meeting.rank));
-  options.world = {.rank = meeting.rank,
-                   .size = meeting.size,
-                   .local_rank = static_cast<int>(std::count(terms.hosts.begin(), terms.hosts.begin() + meeting.rank, host)),
-                   .local_size = static_cast<int>(std::count(terms.hosts.begin(), terms.hosts.end(), host)),
-                   .host = "host " + std::to_string(host)};
+  options.world = {
+      .rank = meeting.rank,
+      .size = meeting.size,
+      .local_rank = static_cast<int>(std::count(terms.hosts.begin(), terms.hosts.begin() + meeting.rank, host)),
+      .local_size = static_cast<int>(std::count(terms.hosts.begin(), terms.hosts.end(), host)),
+      .host = "host " + std::to_string(host)};
   options.timeout = meeting.timeout;
   options.host_name = host::host_identity().name;
   options.session = "torch.distributed " + id;
@@ -195,7 +197,9 @@ World::Terms terms_of(const Meeting& meeting, const std::string& id, std::vector
 }
 
 Place serve_world(const Meeting& meeting, Meeter& meeter, const std::vector<Json>& ranks) {
-  World::Terms terms = terms_of(meeting, random_hex(kIdBytes), host_numbers(ranks));
+  std::vector<pid_t> pids;
+  for (const Json& rank : ranks) pids.push_back(rank["pid"]);
+  World::Terms terms = terms_of(meeting, random_hex(kIdBytes), host_numbers(ranks), std::move(pids));
   terms.control.secret = random_hex(kSecretBytes);
   const bool one_host = *std::max_element(terms.hosts.begin(), terms.hosts.end()) == 0;
   std::unique_ptr<comm::ControlPlane> control;
@@ -209,6 +213,7 @@ Place serve_world(const Meeting& meeting, Meeter& meeter, const std::vector<Json
   }
   meeter.answer({{"id", terms.id},
                  {"hosts", terms.hosts},
+                 {"pids", terms.pids},
                  {"address", terms.server.address},
                  {"port", terms.server.port},
                  {"secret", terms.control.secret}});
@@ -220,7 +225,8 @@ Place serve_world(const Meeting& meeting, Meeter& meeter, const std::vector<Json
 }
 
 Place connect_to_world(const Meeting& meeting, const Json& answer) {
-  World::Terms terms = terms_of(meeting, answer["id"], answer["hosts"].get<std::vector<int>>());
+  World::Terms terms = terms_of(meeting, answer["id"], answer["hosts"].get<std::vector<int>>(),
+                                answer["pids"].get<std::vector<pid_t>>());
   terms.control.secret = answer["secret"];
   terms.server = {answer["address"], answer["port"]};
   auto control = comm::ControlPlane::connect(terms.control, terms.server);
@@ -261,12 +267,16 @@ Place follow(const Meeting& meeting, Meeter& meeter) {
 World::World(Terms terms, std::unique_ptr<comm::ControlPlane> control, std::string address)
     : terms_(std::move(terms)), address_(std::move(address)), pid_(getpid()), control_(std::move(control)) {
   comm::CommunicatorOptions options{.timeout = terms_.control.timeout, .log = log()};
+  std::vector<pid_t> local = terms_.pids;
+  for (int other = 0; other < static_cast<int>(local.size()); ++other) {
+    if (host_of(other) != host_of(rank())) local[static_cast<std::size_t>(other)] = 0;
+  }
+  processes_ = std::make_shared<Processes>(local);
   arena_ = comm::make_arena(*control_, options);
-  mail_ = std::make_shared<MailLane>(*control_, comm::make_mailbox({.control = *control_,
-                                                                    .members = {},
-                                                                    .mpi = nullptr,
-                                                                    .address = address_,
-                                                                    .options = options}));
+  mail_ = std::make_shared<MailLane>(
+      *control_, processes_,
+      comm::make_mailbox(
+          {.control = *control_, .members = {}, .mpi = nullptr, .address = address_, .options = options}));
   Progress::instance().add(mail_);
 }
 

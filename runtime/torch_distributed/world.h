@@ -16,6 +16,7 @@
 #include "dtrain/comm/backends.h"
 #include "dtrain/comm/control.h"
 #include "dtrain/comm/mailbox.h"
+#include "processes.h"
 
 namespace dtrain::torch_distributed {
 
@@ -25,10 +26,11 @@ class World {
  public:
   // What its ranks have agreed upon through a store.
   struct Terms {
-    std::string id;           // differs between worlds
+    std::string id;  // differs between worlds
     comm::ControlOptions control;
     comm::ControlEndpoint server;  // of rank 0
     std::vector<int> hosts;        // the number of each rank's host
+    std::vector<pid_t> pids;       // of each rank
   };
   // Collective. Rank 0's control plane is there already: `serving`.
   World(Terms terms, std::unique_ptr<comm::ControlPlane> control, std::string address);
@@ -43,6 +45,7 @@ class World {
   const std::string& address() const { return address_; }  // of this host; empty: all ranks are on one host
   const Logger& log() const { return terms_.control.log; }
   const std::shared_ptr<comm::Arena>& arena() const { return arena_; }
+  const std::shared_ptr<const Processes>& processes() const { return processes_; }
   const std::shared_ptr<MailLane>& mail() const { return mail_; }
 
   // A number for a group, given by this rank, which no other rank gives.
@@ -57,6 +60,7 @@ class World {
   const std::string address_;
   const int pid_;
   std::unique_ptr<comm::ControlPlane> control_;
+  std::shared_ptr<const Processes> processes_;
   std::shared_ptr<comm::Arena> arena_;
   std::shared_ptr<MailLane> mail_;
   std::uint32_t groups_ = 0;
@@ -66,9 +70,9 @@ class World {
 // The place of a process group in a world.
 struct Place {
   std::shared_ptr<World> world;
-  std::vector<int> members;   // ranks of the world, in the order of the group
-  std::uint32_t number = 0;   // of the group, on all its ranks
-  bool is_first = false;      // the world was made for this group, and has its ranks
+  std::vector<int> members;  // ranks of the world, in the order of the group
+  std::uint32_t number = 0;  // of the group, on all its ranks
+  bool is_first = false;     // the world was made for this group, and has its ranks
 };
 
 // How a group is to be found.

@@ -39,6 +39,21 @@ def killed(rank: int) -> tuple[str, float]:
     return text, time.monotonic() - began
 
 
+def killed_with_a_child(rank: int) -> tuple[str, float]:
+    """A data loader's worker has all connections of its rank, and outlives it for some seconds."""
+    dist.barrier()
+    if rank == 1:
+        if os.fork() == 0:
+            os.close(1)
+            os.close(2)
+            time.sleep(4)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    text = text_of(dist.all_reduce, torch.ones(3))
+    return text, time.monotonic() - began
+
+
 def raises(rank: int) -> tuple[str, float]:
     dist.barrier()
     if rank == 1:
@@ -156,6 +171,11 @@ class Failures(unittest.TestCase):
             self.assertIn("rank 1", text)
             self.assertLess(seconds, 2.0)
 
+    def test_a_killed_rank_whose_child_lives_is_named_within_two_seconds(self) -> None:
+        text, seconds = group_ranks.run_all(2, killed_with_a_child)[0].result
+        self.assertIn("rank 1", text)
+        self.assertLess(seconds, 2.0)
+
     def test_the_exception_of_a_rank_is_the_error_of_the_others(self) -> None:
         text, seconds = group_ranks.run_all(2, raises)[0].result
         self.assertIn("ValueError: the data is gone", text)
@@ -169,12 +189,12 @@ class Failures(unittest.TestCase):
 
     def test_a_late_rank_is_named(self) -> None:
         first, second = group_ranks.run(2, late)
-        self.assertIn("timed out after 1", first)
+        self.assertIn("Timed out after 1", first)
         self.assertIn("rank 1", first)
-        self.assertIn("timed out", second)
+        self.assertIn("imed out", second)
 
     def test_a_callers_deadline_is_the_callers(self) -> None:
-        self.assertIn("timed out after 200 ms", group_ranks.run(2, waits_a_moment)[0])
+        self.assertIn("Timed out after 200 ms", group_ranks.run(2, waits_a_moment)[0])
 
     def test_abort_ends_the_waits_of_all(self) -> None:
         (first, seconds), (second, _) = group_ranks.run(2, aborted)

@@ -69,7 +69,7 @@ class GpuCheck(unittest.TestCase):
         self.assertIn("the limits of a GPU (Fake GPU)", text)
         self.assertRegex(text, r"matrix products +[0-9.]+ GFLOP/s +float32\n +[0-9.]+ GFLOP/s +tf32\n")
         self.assertRegex(text, r"launch +[0-9.]+ us ")
-        self.assertIn("18 cases on 2 of 2 GPUs", text)
+        self.assertIn("20 cases on 2 of 2 GPUs", text)
         self.assertRegex(text, r"results: \d+ checked on all ranks, 0 wrong")
         self.assertIn("2 ranks on cuda, 60 steps; against DDP on cpu and ranks on the CPU", text)
         self.assertEqual(len(re.findall(r"(?:cnn|gpt) float64 .* DDP .* CPU ", text)), 14)

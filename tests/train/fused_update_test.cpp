@@ -288,6 +288,7 @@ class PlantedKernels final : public FusedKernels {
                         states[0]);
     plant_(stretch, states[0], step.updates);
   }
+  bool on_device(const UpdateTensors&) const override { return false; }
 
  private:
   const Sgd settings_{.lr = 0.1, .momentum = 0.9};
