@@ -13,7 +13,7 @@ import package
 
 import harness
 
-LIMIT = 300  # seconds of a launch; only against hangs
+LIMIT = 600  # seconds of a launch; only against hangs
 LIBRARIES = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "DS_ACCELERATOR": "cpu",
              "ACCELERATE_USE_CPU": "true"}
 
