@@ -96,6 +96,14 @@ def differences(expected: list, actual: list) -> str:
     return ", ".join(sorted(names))
 
 
+def compare_with(place: launches.Place, case: Case) -> list:
+    """What gloo gives. Its ranks may abort at their end ("terminate called without an active exception"): twice, then."""
+    try:
+        return Trial(place, case, "gloo").run()
+    except Failure:
+        return Trial(place, case, "gloo").run()
+
+
 def run(case: Case) -> bool:
     """Prints a line for the case."""
     title = " ".join([case.script, *dict.fromkeys(word for _, arguments in case.parts for word in arguments)])
@@ -103,18 +111,20 @@ def run(case: Case) -> bool:
     for way in ("gloo", "dtrain", "as-is"):
         began = time.monotonic()
         try:
-            values = Trial(place, case, way).run()
+            values = compare_with(place, case) if way == "gloo" else Trial(place, case, way).run()
             word = "passed"
             if way == "gloo":
                 expected = values
-            elif expected is not None and values and differences(expected, values):
+            elif expected is None:
+                word = "passed, compared with nothing"
+            elif values and differences(expected, values):
                 word = f"DIFFERS in {differences(expected, values)}"
         except Failure as failure:
             print(failure, file=sys.stderr)
             word = "FAILED"
         words.append(f"{way} {word} ({time.monotonic() - began:.0f} s)")
     print(f"{title}: {', '.join(words)}", flush=True)
-    well = all("passed" in word for word in words[1:])
+    well = all(f"{way} passed (" in word for way, word in zip(("gloo", "dtrain", "as-is"), words))
     if well:
         shutil.rmtree(place.path)
     else:

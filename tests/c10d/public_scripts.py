@@ -81,8 +81,10 @@ class Glue(evaluate.Metric):
 
 def pairs_of_sentences(folder: Path) -> None:
     """A small BERT, its words, pairs of sentences, and a metric, under the names that the scripts give to hubs."""
+    import torch
     import transformers
 
+    torch.manual_seed(0)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{number}" for number in range(59))]
     model = folder / "bert-base-cased"
     model.mkdir()
