@@ -117,7 +117,6 @@ SCRIPTS = [
     Script(EXAMPLES, "distributed/FSDP2/example.py", gpus=True),
     Script(EXAMPLES, "distributed/tensor_parallelism/tensor_parallel_example.py", gpus=True),
     Script(EXAMPLES, "distributed/tensor_parallelism/sequence_parallel_example.py", gpus=True),
-    Script(EXAMPLES, "distributed/tensor_parallelism/fsdp_tp_example.py", gpus=True, ranks=4),
     Script(EXAMPLES, "imagenet/main.py", ["images", *IMAGENET, "--no-accel", "--dist-url", "env://", "--dist-backend", "gloo"], data=images),
     Script(EXAMPLES, "mnist/main.py", ["--no-accel", "--epochs", "1"], ranks=1, data=digits),
     Script("karpathy/nanoGPT", "train.py",
