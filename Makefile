@@ -4,12 +4,14 @@ PRESET ?= release
 BIN := build/$(PRESET)/bin
 CXX_FILES := $(shell git ls-files '*.h' '*.cpp')
 
-.PHONY: help setup setup-test demo demo-targets build test test-cluster mutants bench bench-faults soak deb wheel sdist format format-check lint one-by-one sanitize fuzz clean
+.PHONY: help setup setup-test demo demo-targets build test test-cluster ecosystem mutants bench bench-faults soak deb wheel sdist format format-check lint one-by-one sanitize fuzz clean
 
 help:
 	@echo "make demo      install what is missing, build, train Fashion-MNIST on 2 ranks"
 	@echo "make test      the same set-up with the Python peers; build everything, run all tests"
 	@echo "make test-cluster  launching over two hosts (namespaces) and by Slurm, as root"
+	@echo "make ecosystem  libraries of others over dtrain's backend of torch.distributed (WHAT=accelerate|trainer|lightning|"
+	@echo "               checkpoint|deepspeed|pytorch)"
 	@echo "make mutants   plant mistakes into a copy of the code: which test finds each? (MUTANTS=layers|torch_distributed|gpu)"
 	@echo "make bench     run the benchmarks and print their JSON"
 	@echo "make bench-faults  plant faults into real runs: does 'dtrain analyze' name cause, rank and cost?"
@@ -58,6 +60,10 @@ test: build
 
 test-cluster: build
 	@scripts/test_cluster.sh $(BIN)
+
+WHAT ?=
+ecosystem: build
+	@scripts/ecosystem.sh $(BIN) $(WHAT)
 
 mutants: setup-test
 	@JOBS=$(JOBS) scripts/mutants.sh

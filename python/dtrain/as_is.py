@@ -94,8 +94,8 @@ def _take_process_groups(record: UnchangedScript) -> None:
 
     for name, position in (("init_process_group", 0), ("new_group", 2)):
         ours = with_our_backend(getattr(distributed, name), position)
-        setattr(distributed, name, ours)
-        setattr(distributed.distributed_c10d, name, ours)
+        for module in (distributed, distributed.distributed_c10d, distributed.device_mesh):  # the last one has imported the names
+            setattr(module, name, ours)
 
 
 def stop(reason: str) -> None:
