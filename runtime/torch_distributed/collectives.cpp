@@ -29,11 +29,22 @@ void check_same(const Call& call, const at::Tensor& one, const at::Tensor& other
               one.scalar_type(), " and ", other.scalar_type());
 }
 
+// Of several tensors gloo would reduce one with the other.
+void check_one(const Tensors& tensors, const char* title) {
+  TORCH_CHECK(tensors.size() == 1, title, ": it takes one tensor of each rank, not ", tensors.size(),
+              "; several go with all_reduce_coalesced(), or one by one");
+}
+
+// NCCL defines the average of integers, and libraries use it: the sum divided by the number of ranks, without the rest.
+bool is_average_of_integers(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  return op.op_ == c10d::ReduceOp::AVG && at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false);
+}
+
 }  // namespace
 
 Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const int size = group_->size();
-  TORCH_CHECK(!tensors.empty(), "dtrain:broadcast: there is no tensor");
+  check_one(tensors, "dtrain:broadcast");
   TORCH_CHECK(options.rootRank >= 0 && options.rootRank < size,
               "dtrain:broadcast: invalid root rank: ", options.rootRank);
   const int root = static_cast<int>(options.rootRank);
@@ -51,7 +62,8 @@ Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptio
 }
 
 Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  if (!tensors.empty() && tensors.front().is_sparse()) return allreduce_sparse(tensors, options);
+  check_one(tensors, "dtrain:all_reduce");
+  if (tensors.front().is_sparse()) return allreduce_sparse(tensors, options);
   return reduce_all(call_of(OpType::ALLREDUCE, "dtrain:all_reduce", tensors, tensors, options, *options_),
                     options.reduceOp);
 }
@@ -64,10 +76,20 @@ Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors, const c10d::Allr
 Backend::WorkPtr Backend::reduce_all(Call call, const c10d::ReduceOp& op) {
   TORCH_CHECK(!call.inputs.empty(), call.title, ": there is no tensor");
   std::vector<Reduction> reductions;
-  for (const at::Tensor& tensor : call.inputs) reductions.push_back(reduction_of(tensor, op, call.title));
+  Tensors averages;
+  for (std::size_t i = 0; i < call.inputs.size(); ++i) {
+    const bool divides = is_average_of_integers(call.inputs[i], op);
+    reductions.push_back(reduction_of(call.inputs[i], divides ? c10d::ReduceOp(c10d::ReduceOp::SUM) : op, call.title));
+    if (divides) averages.push_back(call.outputs[i]);
+  }
   const Tensors outputs = call.outputs;
   return issued(run(group_, std::move(call), [&](GroupWork::Parts& parts, comm::Communicator& communicator) {
     const comm::Group together(communicator);
+    if (!averages.empty()) {
+      parts.after = [averages, size = size_] {
+        for (const at::Tensor& sum : averages) sum.div_(size, "trunc");
+      };
+    }
     for (std::size_t i = 0; i < reductions.size(); ++i) {
       const auto& [data, type, reduction] = reductions[i];
       const at::Tensor result = result_for(outputs[i], data, *group_, parts);

@@ -84,6 +84,11 @@ def scaled(rank: int) -> None:
     tensor = torch.full((5,), rank + 1.0)
     dist.all_reduce(tensor, dist._make_nccl_premul_sum(0.5))
     same(tensor, torch.full((5,), 0.25 * size * (size + 1)), "PREMUL_SUM")
+    for dtype in (torch.int8, torch.int32, torch.int64):
+        tensor = torch.tensor([7 + rank, -7 - rank, 0], dtype=dtype)
+        total = 7 * size + size * (size - 1) // 2
+        dist.all_reduce(tensor, Op.AVG)
+        same(tensor, torch.tensor([total // size, -(total // size), 0], dtype=dtype), "AVG of integers", dtype)
 
 
 def copies(rank: int) -> None:
@@ -267,7 +272,7 @@ def registered(rank: int) -> None:
 def refused(rank: int) -> list[str]:
     """What is not defined, with the text."""
     texts = []
-    for tensor, op in ((torch.ones(2, dtype=torch.complex64), Op.PRODUCT), (torch.ones(2, dtype=torch.int32), Op.AVG),
+    for tensor, op in ((torch.ones(2, dtype=torch.complex64), Op.PRODUCT), (torch.ones(2, dtype=torch.bool), Op.AVG),
                        (torch.ones(2), Op.BAND)):
         try:
             dist.all_reduce(tensor, op)
@@ -349,7 +354,7 @@ class Operations(unittest.TestCase):
         for texts in group_ranks.run(2, refused):
             self.assertEqual(len(texts), 3)
             self.assertIn("PRODUCT on complex tensors", texts[0])  # PyTorch refuses it before
-            self.assertIn("AVG is not defined for Int", texts[1])
+            self.assertIn("AVG is not defined for Bool", texts[1])
             self.assertIn("BAND is not defined for Float", texts[2])
 
 

@@ -195,7 +195,7 @@ class Tuned(GraphTest):
         self.assertIn("auto_tune_tensor_fusion is not supported yet with sharded_optimizer: true on GPUs", run.result.output)
 
     def test_with_compression(self):
-        cases = [case("cnn", SGD, False, batches=[100] * 4, epochs=1, gradient_compression=kind, auto_tune_tensor_fusion=True)
+        cases = [case("cnn", SGD, False, batches=[130] * 4, epochs=1, gradient_compression=kind, auto_tune_tensor_fusion=True)
                  for kind in ("bf16", {"kind": "topk", "ratio": 0.1})]
         runs = self.tune(2, cases)
         for tuned, remembered in zip(runs[::2], runs[1::2]):

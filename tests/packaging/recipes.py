@@ -400,7 +400,7 @@ std::vector<Finding> find_long_steps(const Run& run) {
 }
 }  // namespace dtrain::analysis::findings
 """)
-        recipe.replace(findings, "find_launch_gaps(const Run&);\n", "find_launch_gaps(const Run&), find_long_steps(const Run&);\n")
+        recipe.replace(findings, "find_engine(const Run&);\n", "find_engine(const Run&), find_long_steps(const Run&);\n")
         recipe.replace(findings, "          // costs\n", '          // costs\n          {.id = "long_steps", .search = find_long_steps},\n')
         self.assertFollows(recipe, "a finding", "long_steps")
         made = compile_text("rules_test", "finding", f"""

@@ -105,10 +105,11 @@ class Configured(Distribution):
         torch = f"torch{self.minor}", "$ORIGIN:$ORIGIN/../lib:$ORIGIN/../../torch/lib"
         for name in ("dtrain", "dtrain-agent", "dtrain-saver"):
             self.assertEqual(self.installed.pop(name), ("bin", "$ORIGIN/../lib"), name)
-        for name in ("dtrain-worker", "dtrain-calibrate", f"libdtrain_train.so.0.1-torch{self.minor}"):
+        libraries = [f"libdtrain_{name}.so.0.1-torch{self.minor}" for name in ("train", "torch_distributed")]
+        for name in ("dtrain-worker", "dtrain-calibrate", *libraries):
             self.assertEqual(self.installed.pop(name), torch, name)
-        (native,) = (name for name in self.installed if name.startswith("_native.cpython-"))
-        self.assertEqual(self.installed.pop(native), torch)
+        natives = [name for name in self.installed if name.startswith(("_native.cpython-", "_torch_distributed.cpython-"))]
+        self.assertEqual([self.installed.pop(name) for name in natives], [torch, torch])
         self.installed.pop("libdtrain_cuda_graph.so", None)  # where CUDA's headers are
         self.assertEqual(self.installed.pop("command.py"), (f"{self.work}/bin", None))
         for name, place in self.installed.items():
