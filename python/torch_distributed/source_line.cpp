@@ -33,9 +33,8 @@ std::string_view text_of(PyObject* text) {
 }
 
 bool counts(std::string_view file) {
-  return !file.starts_with("<frozen ") && std::none_of(skipped().begin(), skipped().end(), [&](const std::string& path) {
-    return file.starts_with(path);
-  });
+  return !file.starts_with("<frozen ") && std::none_of(skipped().begin(), skipped().end(),
+                                                       [&](const std::string& path) { return file.starts_with(path); });
 }
 
 template <std::size_t kSize>

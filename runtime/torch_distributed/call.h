@@ -41,8 +41,8 @@ Call call_of(c10d::OpType type, const char* title, Tensors inputs, Tensors outpu
           .is_async = options.asyncOp};
 }
 
-// Issues operations of the group's communicator, or of its mailbox, and records them. Throws c10::Error if a tensor is not
-// in host memory.
+// Issues operations of the group's communicator, or of its mailbox, and records them. Throws c10::Error if a tensor is
+// not in host memory.
 WorkPtr run(const std::shared_ptr<Group>& group, Call call,
             const std::function<void(GroupWork::Parts& parts, comm::Communicator& communicator)>& issue);
 WorkPtr deliver(const std::shared_ptr<Group>& group, Call call,

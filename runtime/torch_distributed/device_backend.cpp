@@ -47,8 +47,7 @@ DeviceBackend::DeviceBackend(c10d::DistributedBackendOptions group, Parts parts,
       host_(std::move(parts.host)),
       make_(std::move(make)),
       given_(std::move(given)),
-      options_(c10::make_intrusive<Options>("dtrain",
-                                            std::chrono::duration_cast<Milliseconds>(group_.timeout))),
+      options_(c10::make_intrusive<Options>("dtrain", std::chrono::duration_cast<Milliseconds>(group_.timeout))),
       last_child_(Part()) {
   options_->group_name = group_.group_id;
   options_->global_ranks_in_group.assign(group_.global_ranks_in_group.begin(), group_.global_ranks_in_group.end());
@@ -177,8 +176,8 @@ DeviceBackend::Part DeviceBackend::split(const c10::intrusive_ptr<c10d::Store>& 
   for (const int rank : ranks) {
     group.global_ranks_in_group.push_back(names.empty() ? rank : names[static_cast<std::size_t>(rank)]);
   }
-  const auto child = c10::make_intrusive<DeviceBackend>(group, std::move(parts), make_,
-                                                        is_made_for(options) ? options : given_);
+  const auto child =
+      c10::make_intrusive<DeviceBackend>(group, std::move(parts), make_, is_made_for(options) ? options : given_);
   child->bound_device_id_ = bound_device_id_;
   last_child_ = c10::weak_intrusive_ptr<c10d::Backend>(Part(child));
   return child;
@@ -320,9 +319,8 @@ DeviceBackend::WorkPtr DeviceBackend::allgather_coalesced(std::vector<Tensors>& 
 
 DeviceBackend::WorkPtr DeviceBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                       const c10d::AllgatherOptions& options) {
-  return issue({"all_gather", inputs, bytes_in(outputs), options.asyncOp}, [&](c10d::Backend& part) {
-    return part.allgather_into_tensor_coalesced(outputs, inputs, options);
-  });
+  return issue({"all_gather", inputs, bytes_in(outputs), options.asyncOp},
+               [&](c10d::Backend& part) { return part.allgather_into_tensor_coalesced(outputs, inputs, options); });
 }
 
 DeviceBackend::WorkPtr DeviceBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -339,9 +337,8 @@ DeviceBackend::WorkPtr DeviceBackend::_reduce_scatter_base(at::Tensor& output, a
 
 DeviceBackend::WorkPtr DeviceBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                       const c10d::ReduceScatterOptions& options) {
-  return issue({"reduce_scatter", outputs, bytes_in(inputs), options.asyncOp}, [&](c10d::Backend& part) {
-    return part.reduce_scatter_tensor_coalesced(outputs, inputs, options);
-  });
+  return issue({"reduce_scatter", outputs, bytes_in(inputs), options.asyncOp},
+               [&](c10d::Backend& part) { return part.reduce_scatter_tensor_coalesced(outputs, inputs, options); });
 }
 
 DeviceBackend::WorkPtr DeviceBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -358,19 +355,18 @@ DeviceBackend::WorkPtr DeviceBackend::scatter(Tensors& outputs, std::vector<Tens
 
 DeviceBackend::WorkPtr DeviceBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                                const c10d::AllToAllOptions& options) {
-  return issue({"all_to_all", inputs.empty() ? outputs : inputs, std::max(bytes_in(outputs), bytes_in(inputs)),
-                options.asyncOp},
-               [&](c10d::Backend& part) { return part.alltoall(outputs, inputs, options); });
+  return issue(
+      {"all_to_all", inputs.empty() ? outputs : inputs, std::max(bytes_in(outputs), bytes_in(inputs)), options.asyncOp},
+      [&](c10d::Backend& part) { return part.alltoall(outputs, inputs, options); });
 }
 
 DeviceBackend::WorkPtr DeviceBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                                     std::vector<std::int64_t>& output_sizes,
                                                     std::vector<std::int64_t>& input_sizes,
                                                     const c10d::AllToAllOptions& options) {
-  return issue({"all_to_all", {input}, std::max(bytes_in({output}), bytes_in({input})), options.asyncOp},
-               [&](c10d::Backend& part) {
-                 return part.alltoall_base(output, input, output_sizes, input_sizes, options);
-               });
+  return issue(
+      {"all_to_all", {input}, std::max(bytes_in({output}), bytes_in({input})), options.asyncOp},
+      [&](c10d::Backend& part) { return part.alltoall_base(output, input, output_sizes, input_sizes, options); });
 }
 
 DeviceBackend::WorkPtr DeviceBackend::send(Tensors& tensors, int to, int tag) {

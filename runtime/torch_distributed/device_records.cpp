@@ -133,9 +133,12 @@ void DeviceRecords::record_event(DeviceRecord& record, const c10::Stream& stream
 
 std::uint64_t DeviceRecords::key_of(const c10d::Work& work) {
   switch (source_) {
-    case Source::kHooks: return completion_key(work);
-    case Source::kHook: return sequence_key(work.retrieveOpType(), work.getSequencenumber());
-    default: return ++future_key_;
+    case Source::kHooks:
+      return completion_key(work);
+    case Source::kHook:
+      return sequence_key(work.retrieveOpType(), work.getSequencenumber());
+    default:
+      return ++future_key_;
   }
 }
 

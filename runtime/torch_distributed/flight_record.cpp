@@ -49,7 +49,8 @@ void Shapes::add(const std::vector<at::Tensor>& tensors) {
   std::size_t last = data_.size();
   for (const at::Tensor& tensor : tensors) {
     const c10::IntArrayRef sizes = tensor.sizes();
-    const std::int64_t head = kOne | static_cast<std::int64_t>(tensor.scalar_type()) << 8 | static_cast<std::int64_t>(sizes.size());
+    const std::int64_t head =
+        kOne | static_cast<std::int64_t>(tensor.scalar_type()) << 8 | static_cast<std::int64_t>(sizes.size());
     if (last < words_ && (data_[last] & (kOne - 1)) == (head & (kOne - 1)) &&
         std::equal(sizes.begin(), sizes.end(), data_.begin() + last + 1)) {
       data_[last] += kOne;
@@ -65,7 +66,9 @@ void Shapes::add(const std::vector<at::Tensor>& tensors) {
 
 std::string FlightRecord::text() const {
   std::string text = std::string(name.data()) + " #" + std::to_string(message ? message : sequence);
-  if (message) text += peer < 0 ? " from any rank" : (text.starts_with("send") ? " to rank " : " from rank ") + std::to_string(peer);
+  if (message)
+    text +=
+        peer < 0 ? " from any rank" : (text.starts_with("send") ? " to rank " : " from rank ") + std::to_string(peer);
   if (line.number == 0) return text;
   const std::string_view file = line.file.data();
   return text + ", " + std::string(file.substr(file.rfind('/') + 1)) + ":" + std::to_string(line.number);
@@ -140,8 +143,8 @@ std::string pickle_of(const std::vector<FlightGroup>& groups, const std::vector<
   all.insert("entries", entries);
 
   std::string text;
-  torch::jit::Pickler pickler([&](const char* data, std::size_t size) { text.append(data, size); }, nullptr, nullptr, nullptr, nullptr,
-                              false);
+  torch::jit::Pickler pickler([&](const char* data, std::size_t size) { text.append(data, size); }, nullptr, nullptr,
+                              nullptr, nullptr, false);
   pickler.protocol();
   pickler.pushIValue(all);
   pickler.stop();

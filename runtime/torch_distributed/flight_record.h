@@ -53,7 +53,7 @@ struct FlightRecord {
 
 // A record as it was at one moment.
 struct FlightView {
-  std::uint64_t number = 0;  // of all operations of the rank, from 0 on
+  std::uint64_t number = 0;   // of all operations of the rank, from 0 on
   std::int64_t ended_ns = 0;  // by the wall clock; 0: it has not ended
   FlightRecord record;
 };

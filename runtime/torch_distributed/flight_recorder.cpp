@@ -21,7 +21,7 @@
 namespace dtrain::torch_distributed {
 
 struct FlightSlot {
-  std::atomic<std::uint64_t> number{0};  // of its operation, from 1 on; 0 while it is written
+  std::atomic<std::uint64_t> number{0};   // of its operation, from 1 on; 0 while it is written
   std::atomic<std::int64_t> ended_ns{0};  // 0: it has not ended
   FlightRecord record;
 };
@@ -41,7 +41,7 @@ namespace {
 using std::chrono::steady_clock;
 using std::chrono::system_clock;
 
-constexpr std::chrono::seconds kPublished{2};     // between hosts the last operations are at most this old
+constexpr std::chrono::seconds kPublished{2};  // between hosts the last operations are at most this old
 constexpr std::chrono::milliseconds kAsked{500};
 constexpr std::chrono::seconds kBetweenFiles{5};  // the ranks of a host fail one after the other
 constexpr std::size_t kMostTexts = 4;
@@ -80,7 +80,8 @@ std::vector<FlightGroup> groups_of(const FlightRing& ring) {
   std::vector<FlightGroup> groups;
   const char* const end = ring.groups.data() + ring.group_bytes.load(std::memory_order_acquire);
   for (const char* at = ring.groups.data(); at < end;) {
-    FlightGroup group{.place = static_cast<std::int32_t>(at - ring.groups.data()), .name = {}, .description = {}, .ranks = {}};
+    FlightGroup group{
+        .place = static_cast<std::int32_t>(at - ring.groups.data()), .name = {}, .description = {}, .ranks = {}};
     for (std::string* const text : {&group.name, &group.description, &group.ranks}) {
       *text = at;
       at += text->size() + 1;
@@ -186,7 +187,8 @@ const FlightRing* FlightRecorder::ring_of(int rank) const {
   const int host = hosts_[static_cast<std::size_t>(rank_)];
   if (hosts_[static_cast<std::size_t>(rank)] != host) return nullptr;
   const auto place = std::count(hosts_.begin(), hosts_.begin() + rank, host);
-  return std::launder(reinterpret_cast<const FlightRing*>(memory_.data() + static_cast<std::size_t>(place) * sizeof(FlightRing)));
+  return std::launder(
+      reinterpret_cast<const FlightRing*>(memory_.data() + static_cast<std::size_t>(place) * sizeof(FlightRing)));
 }
 
 std::int32_t FlightRecorder::add_group(const std::string& name, const std::string& description,
@@ -234,7 +236,8 @@ std::string FlightRecorder::last_text_of(int rank) const {
   if (const FlightRing* const ring = ring_of(rank)) return last_text(*ring);
   const std::scoped_lock lock(control_mutex_);
   try {
-    const auto value = control_ ? control_->get_within(key_of(hosts_[static_cast<std::size_t>(rank)]), kAsked) : std::nullopt;
+    const auto value =
+        control_ ? control_->get_within(key_of(hosts_[static_cast<std::size_t>(rank)]), kAsked) : std::nullopt;
     return value ? Json::parse(*value).value(std::to_string(rank), std::string()) : std::string();
   } catch (const std::exception&) {  // the world has failed
     return {};
@@ -260,7 +263,8 @@ std::string FlightRecorder::last_of(const std::vector<int>& ranks) const {
 void FlightRecorder::write_to(const std::string& path, int rank) const {
   const FlightRing& ring = *ring_of(rank);
   const std::vector<FlightView> views = views_of(ring);
-  const std::string pickle = pickle_of(groups_of(ring), views);  // these are the groups of all views, because they come later
+  const std::string pickle =
+      pickle_of(groups_of(ring), views);  // these are the groups of all views, because they come later
   if (const auto folder = std::filesystem::path(path).parent_path(); !folder.empty()) {
     std::filesystem::create_directories(folder);
   }
@@ -284,7 +288,8 @@ std::string FlightRecorder::write_after_failure() const {
     prefix = folder + "/flight_record/rank_";
   }
   if (prefix.empty()) return {};
-  const std::int64_t when = std::chrono::duration_cast<std::chrono::nanoseconds>(steady_clock::now().time_since_epoch()).count();
+  const std::int64_t when =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(steady_clock::now().time_since_epoch()).count();
   auto& written = std::launder(reinterpret_cast<FlightRing*>(memory_.data()))->written_ns;
   std::int64_t before = written.load();
   const std::int64_t least = std::chrono::nanoseconds(kBetweenFiles).count();

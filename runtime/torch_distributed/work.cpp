@@ -75,10 +75,11 @@ Observer* current_observer() {
   return the_observer.load(std::memory_order_acquire);
 }
 
-Waiting::Waiting(GroupWork& work) : work_(work), observer_([] {
-  Observer* const observer = the_observer.load(std::memory_order_acquire);
-  return observer != nullptr && observer->begin_wait() ? observer : nullptr;
-}()) {
+Waiting::Waiting(GroupWork& work)
+    : work_(work), observer_([] {
+        Observer* const observer = the_observer.load(std::memory_order_acquire);
+        return observer != nullptr && observer->begin_wait() ? observer : nullptr;
+      }()) {
   if (observer_ != nullptr) work_.waited_since_ns_ = now_ns();
 }
 

@@ -225,7 +225,8 @@ constexpr std::array kCosts = {
          "take them less often (min_checkpoint_period), or write them to a faster disk (checkpoint_storage)"},
     Cost{"callbacks", "callbacks take", "do less in callbacks, or less often"},
     Cost{"validation", "validation takes", "validate less often (min_validation_period)"},
-    Cost{"other", "code outside every phase takes", "look at what the program does between loading, computing and updating"},
+    Cost{"other", "code outside every phase takes",
+         "look at what the program does between loading, computing and updating"},
     Cost{"unattributed", "outside the batches, the loop takes",
          "look at what runs between batches; the warnings show whether records are missing"},
 };

@@ -38,8 +38,7 @@ LossValues ChunkedLoss::evaluate(LossInput& input, bool needs_scores) {
                          bytes_of_scores(hidden, layer_) >= least_bytes_in_chunks(hidden, layer_);
   if (at::GradMode::is_enabled() && !std::exchange(is_reported_, true)) report_first(hidden, in_chunks);
   if (!in_chunks) {
-    input.output =
-        at::linear(hidden, layer_.weight, layer_.bias.defined() ? std::optional(layer_.bias) : std::nullopt);
+    input.output = at::linear(hidden, layer_.weight, layer_.bias.defined() ? std::optional(layer_.bias) : std::nullopt);
     return evaluate_loss(loss_, input);
   }
   LossValues values = evaluate_in_chunks(loss, input, layer_);

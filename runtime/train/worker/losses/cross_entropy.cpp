@@ -265,8 +265,7 @@ bool fits_chunks(const Settings& loss, const LossInput& input) {
   const at::Tensor& target = input.target;
   const bool has_rows = hidden.dim() == 2 || (hidden.dim() > 2 && is_last(loss, input.sequences));
   return loss.class_weights.empty() && has_rows && hidden.is_floating_point() && target.numel() > 0 &&
-         type_of_scores(hidden) != at::kHalf &&
-         at::isIntegralType(target.scalar_type(), /*includeBool=*/false) &&
+         type_of_scores(hidden) != at::kHalf && at::isIntegralType(target.scalar_type(), /*includeBool=*/false) &&
          hidden.sizes().slice(0, hidden.dim() - 1) == target.sizes();
 }
 

@@ -30,7 +30,7 @@ struct FakeCall {
 };
 
 std::size_t fake_size_of(ncclDataType_t type);
-std::size_t fake_in_bytes(const FakeCall& call, int ranks);  // that this call reads
+std::size_t fake_in_bytes(const FakeCall& call, int ranks);             // that this call reads
 std::size_t fake_out_bytes(const FakeCall& call, int ranks, int rank);  // and writes on this rank
 
 // The ranks of a communicator; where their operations meet.

@@ -56,7 +56,7 @@ struct DeviceOperators {
 using profile::GpuWindow;
 
 struct Operators {
-  DeviceOperators cpu, gpu;  // no rows if nothing was traced
+  DeviceOperators cpu, gpu;        // no rows if nothing was traced
   GpuWindow gpu_window;            // of the traces; their batches run without a CUDA graph
   std::vector<int> ranks;          // traced ranks, ascending
   std::int64_t batches = 0;        // traced, of all these ranks

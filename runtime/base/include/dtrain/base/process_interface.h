@@ -72,7 +72,8 @@ inline constexpr Variable kVariables[] = {
     {"DTRAIN_SYNC_DEBUG", "error or off",
      "With error, an operation that makes the host wait for the GPU is an error from batch 40 on.", "ranks on GPUs"},
     {"TORCH_FR_DUMP_TEMP_FILE", "the beginning of files' names",
-     "Where process groups of torch.distributed write their last operations after a failure; the rank is the end of the "
+     "Where process groups of torch.distributed write their last operations after a failure; the rank is the end of "
+     "the "
      "name. If it is not set: `flight_record/rank_` in the run's folder.",
      "ranks"},
     {"DTRAIN_RANK DTRAIN_WORLD_SIZE DTRAIN_LOCAL_RANK DTRAIN_LOCAL_SIZE DTRAIN_JOB", "numbers; any text",

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <torch/headeronly/version.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/headeronly/version.h>
 
 namespace dtrain::torch_distributed {
 
@@ -37,8 +37,8 @@ class DeviceBackend final : public c10d::Backend {
                                   c10::Device device, bool is_bound)>;
 
   struct Parts {
-    Part host;    // null: all tensors go to the device's part
-    Part device;  // null: it is made with the first operation on a device
+    Part host;                     // null: all tensors go to the device's part
+    Part device;                   // null: it is made with the first operation on a device
     c10::Device kind{c10::kCUDA};  // of `device`
   };
 
@@ -118,13 +118,21 @@ class DeviceBackend final : public c10d::Backend {
   bool supportsAbortHooks() const override;
   void registerAbortHook(std::int64_t id, c10d::AbortHook hook) override;
   void unregisterAbortHook(std::int64_t id) override;
-  void suspend() override { made_part().suspend(); }
-  void resume() override { made_part().resume(); }
-  std::unordered_map<std::string, std::uint64_t> getMemoryStats() override { return made_part().getMemoryStats(); }
+  void suspend() override {
+    made_part().suspend();
+  }
+  void resume() override {
+    made_part().resume();
+  }
+  std::unordered_map<std::string, std::uint64_t> getMemoryStats() override {
+    return made_part().getMemoryStats();
+  }
 #endif
 
  private:
-  bool is_for_host(c10::Device device) const { return host_ && device.is_cpu(); }
+  bool is_for_host(c10::Device device) const {
+    return host_ && device.is_cpu();
+  }
   c10d::Backend& part_for(c10::Device device);
   c10d::Backend& made_part() const;  // throws if there is none
   void adopt(Part part, c10::Device device);
