@@ -69,6 +69,7 @@ def killed_with_a_child(rank: int) -> tuple[str, float]:
 def raises(rank: int) -> tuple[str, float]:
     dist.barrier()
     if rank == 1:
+        time.sleep(0.5)  # until the other rank, too, knows that the barrier is complete
         sys.last_value = ValueError("the data is gone")  # as an exception that nobody catches
         from dtrain import torch_backend
         torch_backend._announce_end(sys.modules["dtrain._torch_distributed"], os.getpid())

@@ -52,7 +52,7 @@ install_beside 2.99.1+cu140 || { cat output >&2; fail "pip refuses torch 2.99.1"
 says '^Successfully installed dtrain-[0-9.]+$'
 [ -s "$site/torch-2.99.1+cu140.dist-info/METADATA" ] || fail "pip has replaced torch 2.99.1"
 rm -r "$site"/torch-*.dist-info
-newest=$(printf '%s\n' "$site"/dtrain/torch* | sort -V | tail -n 1) newest=${newest##*/torch}
+newest=$(printf '%s\n' "$site"/dtrain/torch[0-9]* | sort -V | tail -n 1) newest=${newest##*/torch}
 install="pip install --upgrade 'torch<${newest%.*}\.$((${newest#*.} + 1))'"
 
 cat >model.yaml <<'YAML'

@@ -39,7 +39,7 @@ def wheel():
 @functools.cache
 def minor():
     """Of torch, for which the build is."""
-    return next((build / "python" / "dtrain").glob("torch*")).name.removeprefix("torch")
+    return next((build / "python" / "dtrain").glob("torch[0-9]*")).name.removeprefix("torch")
 
 
 class OtherPythons(unittest.TestCase):
