@@ -158,7 +158,10 @@ class UnchangedScript:
         EXCHANGE: ClassVar[UnchangedScript.Phase]
         UPDATE: ClassVar[UnchangedScript.Phase]
         OTHER: ClassVar[UnchangedScript.Phase]
-        name: str
+        @property
+        def name(self) -> str: ...
+        @property
+        def value(self) -> int: ...
 
     def __init__(self, arguments: list[str], faster: bool) -> None: ...
     @property
