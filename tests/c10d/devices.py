@@ -133,7 +133,8 @@ def attributes(rank: int) -> None:
     assert type(backend).__name__ == "DeviceBackend" and backend.host is None, backend
     assert isinstance(backend.device, dist.ProcessGroupGloo), backend.device
     assert type(backend.options) is type(backend.device.options), backend.options
-    assert backend.name() == "dtrain" and backend.supports_splitting and backend.supports_coalescing
+    assert backend.name() == "dtrain" and backend.supports_splitting
+    assert backend.supports_coalescing == backend.device.supports_coalescing  # as its part
     try:
         backend.no_such_attribute
     except AttributeError:
