@@ -16,6 +16,8 @@ import group_ranks
 import torch
 import torch.distributed as dist
 
+LIMIT = 10.0  # seconds, only against waits for a time-out (30 s and more): a failure is named within 2 on a machine that is not loaded
+
 
 def text_of(function: object, *arguments: object, **options: object) -> str:
     try:
@@ -227,30 +229,30 @@ class Failures(unittest.TestCase):
             self.assertIn(f"rank 0: all_reduce #1, {line_of(other_operation, 'dist.all_reduce')}", text)
             self.assertIn(f"rank 1: broadcast #1, {line_of(other_operation, 'dist.broadcast')}", text)
 
-    def test_a_killed_rank_is_named_within_two_seconds(self) -> None:
+    def test_a_killed_rank_is_named(self) -> None:
         ranks = group_ranks.run_all(3, killed)
         for rank in (0, 2):
             text, seconds = ranks[rank].result
             self.assertIn("rank 1", text)
             self.assertIn(f"rank 1: barrier #1, {line_of(killed, 'dist.barrier')} (complete)", text)
-            self.assertLess(seconds, 2.0)
+            self.assertLess(seconds, LIMIT)
 
-    def test_a_killed_rank_whose_child_lives_is_named_within_two_seconds(self) -> None:
+    def test_a_killed_rank_whose_child_lives_is_named(self) -> None:
         text, seconds = group_ranks.run_all(2, killed_with_a_child)[0].result
         self.assertIn("rank 1", text)
-        self.assertLess(seconds, 2.0)
+        self.assertLess(seconds, LIMIT)
 
     def test_the_exception_of_a_rank_is_the_error_of_the_others(self) -> None:
         text, seconds = group_ranks.run_all(2, raises)[0].result
         self.assertIn("ValueError: the data is gone", text)
         self.assertIn(f"last collective of rank 1: barrier #1, {line_of(raises, 'dist.barrier')} (complete)", text)
-        self.assertLess(seconds, 2.0)
+        self.assertLess(seconds, LIMIT)
 
     def test_a_rank_that_has_left_is_named(self) -> None:
         text, seconds = group_ranks.run_all(2, leaves)[0].result
         self.assertIn("left", text)
         self.assertIn("rank 1", text)
-        self.assertLess(seconds, 2.0)
+        self.assertLess(seconds, LIMIT)
 
     def test_a_late_rank_is_named(self) -> None:
         first, second = group_ranks.run(2, late)
@@ -269,7 +271,7 @@ class Failures(unittest.TestCase):
         text, seconds = group_ranks.run_all(2, ends_without_destroying)[0].result
         self.assertIn("waits for a rank that has left", text)
         self.assertIn(f"last collective of rank 1: barrier #1, {line_of(ends_without_destroying, 'dist.barrier')}", text)
-        self.assertLess(seconds, 2.0)
+        self.assertLess(seconds, LIMIT)
 
     def test_who_sends_no_message_is_named(self) -> None:
         text = group_ranks.run(2, no_message)[0]
@@ -292,7 +294,7 @@ class Failures(unittest.TestCase):
         (first, seconds), (second, _) = group_ranks.run(2, aborted)
         self.assertIn("aborted", first)
         self.assertIn("aborted", second)
-        self.assertLess(seconds, 2.0)
+        self.assertLess(seconds, LIMIT)
 
     def test_groups_are_made_again(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
