@@ -75,8 +75,6 @@ class DeviceBackend final : public c10d::Backend {
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
   bool supportsTimeEstimation() const override;
-  void startTimeEstimate() override { made_part().startTimeEstimate(); }
-  float endTimeEstimate() override { return made_part().endTimeEstimate(); }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
@@ -107,6 +105,12 @@ class DeviceBackend final : public c10d::Backend {
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+  void startTimeEstimate() override {
+    made_part().startTimeEstimate();
+  }
+  float endTimeEstimate() override {
+    return made_part().endTimeEstimate();
+  }
   void setGroupUid(const std::string& uid) override;
   void setBoundDeviceId(std::optional<at::Device> device) override;
   WorkPtr gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& options) override;
