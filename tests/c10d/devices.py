@@ -128,6 +128,13 @@ class Wrapped(unittest.TestCase):
         group_ranks.run(2, attributes, backend="at_once")
 
 
+def meet(rank: int) -> None:
+    """Waits for the other rank: gloo's connections of a rank are not ready when those of the other are, and a rank that ends breaks them."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"met by {rank}", "")
+    store.wait(["met by 0", "met by 1"])
+
+
 def attributes(rank: int) -> None:
     backend = dist.distributed_c10d._get_default_group()._get_backend(CPU)
     assert type(backend).__name__ == "DeviceBackend" and backend.host is None, backend
@@ -141,6 +148,7 @@ def attributes(rank: int) -> None:
         pass
     else:
         raise AssertionError("no_such_attribute")
+    meet(rank)
 
 
 def with_cuda(rank: int, store: str, function: Callable[..., None]) -> None:
@@ -187,6 +195,7 @@ def gpus_alone(rank: int, store: str, made: list) -> None:
     backend = group._get_backend(CUDA)
     assert made == [(None, True)] and backend.host is None and isinstance(backend.device, dist.ProcessGroupGloo), made
     assert [device.type for device in group._device_types] == ["cuda"], group._device_types
+    meet(rank)
 
 
 def cpus_alone(rank: int, store: str, made: list) -> None:

@@ -85,7 +85,7 @@ class Layout(Installed):
                 self.assertNotIn("SONAME", text)
             elif file.parent.name == "lib":
                 libraries += 1
-                torch = rf"-torch{re.escape(MINOR)}" if file.name.startswith("libdtrain_train.") else ""
+                torch = rf"-torch{re.escape(MINOR)}" if re.match(r"libdtrain_(train|torch_distributed)\.", file.name) else ""
                 self.assertRegex(file.name, rf"\.so\.\d+\.\d+\.\d+{torch}$")
                 self.assertRegex(text, rf"SONAME.*\[libdtrain_\w+\.so\.\d+\.\d+{torch}\]")
         self.assertGreater(libraries, 8)
