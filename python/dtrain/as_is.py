@@ -24,6 +24,7 @@ from .step_hooks import StepHooks
 
 _store: Any = None  # of rank 0, which serves it as torchrun's agent would
 _stopped_by: str | None = None
+_has_had_groups = False  # PyTorch forgets those that were destroyed
 
 
 class _Stopped(BaseException):
@@ -67,17 +68,19 @@ def _backend_in_place_of(backend: Any) -> str | None:
     return None if changed == name else changed
 
 
-def _take_process_groups(record: UnchangedScript) -> None:
-    """``init_process_group()`` and ``new_group()`` make dtrain's groups."""
+def _watch_process_groups(record: UnchangedScript) -> None:
+    """``init_process_group()`` and ``new_group()`` make dtrain's groups, unless they are to keep their own."""
     torch_backend._autoload()  # an installed dtrain has done so
     told: set[str] = set()
 
     def with_our_backend(make: Any, position: int) -> Any:
         @functools.wraps(make)
         def wrapped(*arguments: Any, **keywords: Any) -> Any:
+            global _has_had_groups
+            _has_had_groups = True
             given = list(arguments)
             backend = given[position] if len(given) > position else keywords.get("backend")
-            if backend is None and make.__name__ == "new_group":  # that of the default group
+            if not record.exchanges or (backend is None and make.__name__ == "new_group"):  # that of the default group
                 return make(*arguments, **keywords)
             ours = _backend_in_place_of(backend)
             if ours is not None:
@@ -112,8 +115,6 @@ def end(record: UnchangedScript, error: str | None) -> int:
         return record.fail("the script failed:\n" + error) or 1
     if record.steps == 0:
         record.warn("no step was found: the script has called no optimizer.step() after a backward()")
-    if record.world_size > 1 and not _has_had_groups():
-        record.warn(f"the script has made no process group: each of the {record.world_size} ranks has trained by itself")
     return record.finish()
 
 
@@ -147,17 +148,15 @@ def main() -> int:
         return record.exit_code
     torch.set_rng_state(state)
     _set_variables(record)
-    if record.exchanges:
-        _take_process_groups(record)
-    elif record.world_size > 1 and record.rank == 0:
+    _watch_process_groups(record)
+    if not record.exchanges and record.world_size > 1 and record.rank == 0:
         record.info("--backend keep: the exchange of the script's process groups is not recorded apart from what it interrupts")
     torch_backend.observer = record.observer
     StepHooks(record, stop)
-    return end(record, _run(script))
-
-
-def _has_had_groups() -> bool:
-    return distributed.distributed_c10d._world.group_count > 0 or distributed.is_initialized()
+    error = _run(script)
+    if error is None and record.world_size > 1 and not _has_had_groups:
+        record.warn(f"the script has made no process group: each of the {record.world_size} ranks has trained by itself")
+    return end(record, error)
 
 
 if __name__ == "__main__":

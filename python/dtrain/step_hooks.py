@@ -214,6 +214,7 @@ class StepHooks:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         types = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters}
         self._record.update_plan("model", {"parameters": sum(parameter.numel() for parameter in parameters),
+                                           "bytes": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
                                            "tensors": len(parameters), **({"dtype": types.pop()} if len(types) == 1 else {})})
         self._record.update_plan("optimizer", {"kind": type(optimizer).__name__, "fused": bool(optimizer.defaults.get("fused"))})
 

@@ -83,7 +83,7 @@ class Records(AsIsTest):
         plan = result.json("plan.json")
         self.assertEqual(plan["global_batch_size"], 16)
         self.assertEqual(plan["optimizer"]["kind"], "AdamW")
-        self.assertEqual(plan["model"], {"parameters": PARAMETERS, "tensors": 4, "dtype": "float32"})
+        self.assertEqual(plan["model"], {"parameters": PARAMETERS, "bytes": 4 * PARAMETERS, "tensors": 4, "dtype": "float32"})
 
         ours = self.run_as_is("--plain")
         self.check_exchange(self.check_steps(ours, EPOCHS * BATCHES, 8))
@@ -92,6 +92,8 @@ class Records(AsIsTest):
         expected.pop("backend")
         self.assertEqual(found, expected)  # two ranks: sums of two numbers
         self.assertIn("init_process_group(backend='gloo') makes a group of dtrain", ours.output)
+        for run in (result, ours):  # the script destroys its groups
+            self.assertNotIn("has made no process group", run.output)
 
         losses = [line["metrics"]["loss_of_rank_0"] for line in ours.metrics("training")]
         self.assertTrue(losses and all(0 < loss < 10 for loss in losses), losses)
@@ -119,6 +121,7 @@ class Torchrun(AsIsTest):
         expected = self.result()
         recorded = self.run_script()
         self.assertEqual(recorded.returncode, 0, recorded.stderr)
+        self.assertNotIn("has made no process group", recorded.stderr)
         self.assertEqual(self.result(), expected)
         run_dir, = (self.work.path / "runs").glob("0*")
         self.check_exchange(self.check_records(run_dir, EPOCHS * BATCHES, 8))

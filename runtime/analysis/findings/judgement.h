@@ -227,8 +227,6 @@ bool is_quota_doing(const Evidence& evidence, const Stalls& stalls);
 // True if findings about slow ranks and loaders account for the stalls.
 bool are_covered(const Stalls& stalls, const Evidence& evidence, const Analysis& analysis);
 
-// True if the run was a script's that keeps its own loop (`as_is`), which the engine's settings do not reach.
-bool is_unchanged_script(const RunProfile& run);
 // Returns the seconds of the run's exchanges that the engine would hide behind computing; 0 for all runs but those of
 // unchanged scripts. The finding of the engine accounts for them.
 double hidden_by_engine_s(const Evidence& evidence);

@@ -56,13 +56,8 @@ std::optional<double> update_of_engine_s(const RunProfile& run) {
 
 }  // namespace
 
-bool is_unchanged_script(const RunProfile& run) {
-  const std::string as_is = text(run.experiment, "as_is");
-  return !as_is.empty() && as_is != "off";
-}
-
 double hidden_by_engine_s(const Evidence& evidence) {
-  if (!is_unchanged_script(evidence.run)) return 0;
+  if (!evidence.run.is_of_unchanged_script()) return 0;
   const auto exchange = fit_exchange_cost(evidence);
   if (!exchange || exchange->buckets < 2) return 0;
   const double last_s = exchange->last_s * exchange->last_exposed_share;
@@ -74,7 +69,7 @@ double hidden_by_engine_s(const Evidence& evidence) {
 
 std::vector<Finding> find_engine(const Run& run) {
   const Evidence& evidence = run.evidence;
-  if (!is_unchanged_script(evidence.run)) return {};
+  if (!evidence.run.is_of_unchanged_script()) return {};
   const double hidden_s = hidden_by_engine_s(evidence);
   const double update_s = mean_of_step_s(evidence.run, Phase::kOptimizerStep);
   const auto engines_s = update_of_engine_s(evidence.run);

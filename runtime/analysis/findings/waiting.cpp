@@ -305,7 +305,7 @@ std::vector<Finding> find_exchange(const Run& run) {
   const ExposedCommunication& exposed = evidence.exposed;
   if (evidence.run.ranks.size() < 2 || exposed.timed <= 0 || exposed.exchange_s <= 0) return {};
   const double stalled_s = stalls && stalls->phase == profile::Phase::kAllreduceWait ? stalls->seconds : 0;
-  const bool is_script = is_unchanged_script(evidence.run);
+  const bool is_script = evidence.run.is_of_unchanged_script();
   const double hidden_s = hidden_by_engine_s(evidence);
   const double seconds = exposed.exchange_s - std::max(stalled_s, hidden_s);
   const auto link = fit_exchange_cost(evidence);
@@ -368,7 +368,7 @@ std::vector<Finding> find_turns(const Run& run) {
            .advice = fmt::format(
                "their batches vary: larger batches and fewer exchanges ({}) even that out; other programs on the same "
                "cores make it worse",
-               is_unchanged_script(evidence.run) ? "no_sync()" : "optimizations.aggregation_frequency"),
+               evidence.run.is_of_unchanged_script() ? "no_sync()" : "optimizations.aggregation_frequency"),
            .seconds = seconds}};
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "dtrain/base/clock.h"
+#include "read/json_fields.h"
 
 namespace dtrain::analysis {
 
@@ -134,6 +135,11 @@ std::optional<std::int64_t> RunProfile::clock_error_ns() const {
     largest = std::max(largest, own);
   }
   return largest + second;
+}
+
+bool RunProfile::is_of_unchanged_script() const {
+  const std::string as_is = text(experiment, "as_is");
+  return !as_is.empty() && as_is != "off";
 }
 
 }  // namespace dtrain::analysis

@@ -24,7 +24,7 @@ constexpr auto kLocalMonitorPatience = std::chrono::seconds(2);
 // Returns the likely reason why a rank has ended without a call to dtrain.
 std::string why_not_joined(const LaunchPlan& plan) {
   const std::string& program = plan.command.front();
-  if (plan.command.size() > 2 && plan.command[2] == kPythonRank) {
+  if (plan.command.size() > 2 && (plan.command[2] == kPythonRank || plan.command[2] == kPythonAsIs)) {
     return "if " + program +
            " has no module 'dtrain': pip install the wheel there, or name another Python by DTRAIN_PYTHON";
   }

@@ -324,7 +324,9 @@ void write_roofline(Page& page, const Input& input) {
   const auto& account = input.analysis.summary.compute;
   if (!account) {
     return page.absent("No count of FLOPs.",
-                       "The run trained fewer than two batches, or was a mock run that trains nothing.");
+                       input.run.is_of_unchanged_script()
+                           ? "Operators of an unchanged script are not counted; those of a loop on dtrain's engine are."
+                           : "The run trained fewer than two batches, or was a mock run that trains nothing.");
   }
   write_compute_facts(page, *account);
   const Roofline& roofline = input.analysis.roofline;

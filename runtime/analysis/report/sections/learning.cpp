@@ -129,7 +129,9 @@ void write_checkpoints(Page& page, const Input& input) {
   if (history.attempts.size() > 1) write_attempts(page, history);
   if (history.checkpoints.empty()) {
     return page.paragraph(
-        "min_checkpoint_period and checkpoint_policy in the experiment file say when checkpoints are saved.");
+        input.run.is_of_unchanged_script()
+            ? "An unchanged script saves its own checkpoints, which dtrain does not see."
+            : "min_checkpoint_period and checkpoint_policy in the experiment file say when checkpoints are saved.");
   }
   write_saved(page, input);
 }

@@ -88,6 +88,8 @@ struct RunProfile {
   std::int64_t to_common_ns(int rank, std::int64_t monotonic_ns) const;
   // The largest error of to_common_ns() between any two ranks; 0 on one host; empty: clocks were not compared.
   std::optional<std::int64_t> clock_error_ns() const;
+  // True if the run was a script's that keeps its own loop (`as_is`), which the engine's settings do not reach.
+  bool is_of_unchanged_script() const;
 };
 
 // SystemError if there is no such folder. Reads with up to two threads.
