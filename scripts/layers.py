@@ -27,6 +27,7 @@ ORDER = [
     ["runtime/profile", "scheduler", "runtime/checkpoint"],
     ["runtime/analysis", "runtime/rank"],
     ["runtime/launcher", "runtime/train", "runtime/torch_distributed"],
+    ["runtime/board"],
     ["runtime/cli", "examples", "python"],
 ]
 # Modules whose code is opened at run time, or which are programs of their own: nobody includes them.

@@ -4,10 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
-#include <filesystem>
-#include <limits>
 #include <optional>
 #include <system_error>
 
@@ -29,23 +26,6 @@ std::optional<std::string> why_output_was_lost() {
   if (code == EPIPE || reader_has_gone()) return std::nullopt;
   const std::string reason = code == 0 ? "" : ": " + std::generic_category().message(code);
   return "not everything could be written to standard output" + reason;
-}
-
-namespace fs = std::filesystem;
-
-// Returns the seconds since the run's files were last written to.
-double quiet_s(const rank::RunFolder& folder) {
-  std::error_code code;
-  auto latest = fs::file_time_type::min();
-  const auto look_at = [&](const fs::path& path) {
-    const auto time = fs::last_write_time(path, code);
-    if (!code) latest = std::max(latest, time);
-  };
-  look_at(folder.events());
-  look_at(folder.metrics());
-  for (const auto& entry : fs::directory_iterator(folder.profile(), code)) look_at(entry.path());
-  if (latest == fs::file_time_type::min()) return std::numeric_limits<double>::infinity();
-  return std::chrono::duration<double>(fs::file_time_type::clock::now() - latest).count();
 }
 
 }  // namespace
@@ -76,11 +56,6 @@ CLI::Option* add_runs(CLI::App& command, std::vector<std::string>& runs) {
 
 CLI::Option* add_json(CLI::App& command, bool& json) {
   return command.add_flag("--json", json, "As JSON");
-}
-
-analysis::ListedRun list_run(const rank::RunFolder& folder, const Clock& clock) {
-  const bool gone = rank::is_over(folder) && quiet_s(folder) > kQuietS;
-  return analysis::read_listed_run(folder.path, gone ? std::nullopt : std::optional(to_seconds(clock.wall())));
 }
 
 void print_answer(bool json, const std::function<Json()>& for_programs,

@@ -11,17 +11,15 @@
 
 #include <CLI/CLI.hpp>
 
-#include "dtrain/analysis/run_history.h"
-#include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/process_interface.h"
-#include "dtrain/rank/run_folder.h"
 
 namespace dtrain::cli {
 
 void add_agent(CLI::App& app, ExitCode* exit_code);
 void add_analyze(CLI::App& app, ExitCode* exit_code);
+void add_board(CLI::App& app, ExitCode* exit_code);
 void add_checkpoint(CLI::App& app, ExitCode* exit_code);
 void add_checkpoint_delete(CLI::App& checkpoint);
 void add_checkpoint_export(CLI::App& checkpoint, ExitCode* exit_code);
@@ -51,10 +49,10 @@ void add_version(CLI::App& app, ExitCode* exit_code);
 
 // The commands in the order of --help. All others are commands of one of these: `dtrain config check`.
 inline constexpr std::array kCommands{
-    add_launch,  add_run_script, add_config,     add_agent,      add_slot,      add_task,    add_logs,
-    add_top,     add_runs_list,  add_summary,    add_report,     add_analyze,   add_what_if, add_diff,
-    add_trace,   add_export,     add_checkpoint, add_model,      add_data,      add_doctor,  add_completion,
-    add_version, add_man,        add_start_rank, add_host_probe, add_cuda_probe};
+    add_launch,     add_run_script, add_config,    add_agent,      add_slot,       add_task,      add_logs,
+    add_top,        add_board,      add_runs_list, add_summary,    add_report,     add_analyze,   add_what_if,
+    add_diff,       add_trace,      add_export,    add_checkpoint, add_model,      add_data,      add_doctor,
+    add_completion, add_version,    add_man,       add_start_rank, add_host_probe, add_cuda_probe};
 
 // Returns a text of process_interface.h without the backticks around code.
 inline std::string plain(std::string text) {
@@ -87,12 +85,6 @@ CLI::Option* add_run(CLI::App& command, std::string& run);
 // Adds the same argument for one run or more.
 CLI::Option* add_runs(CLI::App& command, std::vector<std::string>& runs);
 CLI::Option* add_json(CLI::App& command, bool& json);
-
-// Agents write twice a second: a run that was quiet for so long, and has no process on this host, has none on any.
-inline constexpr double kQuietS = 5;
-
-// Returns the run as it is now.
-analysis::ListedRun list_run(const rank::RunFolder& folder, const Clock& clock);
 
 // The arguments of a command that describes one thing.
 struct AnswerArguments {

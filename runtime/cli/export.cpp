@@ -8,6 +8,7 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
+#include "dtrain/launcher/listed_run.h"
 #include "dtrain/rank/run_folder.h"
 
 namespace dtrain::cli {
@@ -37,7 +38,7 @@ void write_report_of(const std::vector<rank::RunFolder>& folders, const fs::path
   if (folders.size() == 1) return analysis::write_report(folders.front().path, file);
   const SystemClock clock;
   std::vector<analysis::ListedRun> runs;
-  for (const rank::RunFolder& folder : folders) runs.push_back(list_run(folder, clock));
+  for (const rank::RunFolder& folder : folders) runs.push_back(launcher::list_run(folder, clock));
   analysis::write_comparison(runs, file);
 }
 

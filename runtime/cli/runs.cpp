@@ -18,6 +18,7 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
+#include "dtrain/launcher/listed_run.h"
 #include "dtrain/rank/run_folder.h"
 #include "table.h"
 
@@ -236,7 +237,7 @@ std::vector<RunRow> read_rows(const std::string& folder) {
   std::vector<RunRow> rows;
   for (const rank::RunFolder& run_folder : rank::runs_in(folder.empty() ? kRunsFolder : folder)) {
     try {
-      rows.push_back({run_folder.number(), list_run(run_folder, clock).line});
+      rows.push_back({run_folder.number(), launcher::list_run(run_folder, clock).line});
     } catch (const std::exception& error) {  // one of them must not hide the others
       RunRow& row = rows.emplace_back(RunRow{.number = run_folder.number()});
       row.run.folder = run_folder.path;

@@ -23,6 +23,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/printable.h"
+#include "dtrain/launcher/listed_run.h"
 #include "dtrain/launcher/summary_text.h"
 #include "dtrain/rank/run_folder.h"
 
@@ -214,7 +215,7 @@ class Top {
     const bool over = rank::is_over(folder_);  // read first, so that what was written before is not missed
     run_.poll();
     analysis::LiveView view = run_.view();
-    return over && !view.ended && view.quiet_s > kQuietS ? run_.view(true) : view;
+    return over && !view.ended && view.quiet_s > launcher::kQuietS ? run_.view(true) : view;
   }
 
   void print(const analysis::LiveView& view) const {
