@@ -56,6 +56,61 @@ TEST(RunHistory, HasEachAttemptWithItsBatchesAndWhyItEnded) {
   EXPECT_EQ(text_of(history.troubles[1]), "a checkpoint of batch 20 failed and was tried again: no space");
 }
 
+// Events a second apart: 30 s of wall time.
+std::vector<Json> with_a_failure(const std::string& failed, const std::string& recovered) {
+  std::vector<std::string> lines(30, R"("event":"checkpoint_delayed","step":1)");
+  lines[0] = R"("event":"attempt_started","attempt":1)";
+  lines[2] = R"("event":"rank_running","rank":0)";
+  lines[12] = R"("event":"attempt_failed","attempt":1,"cause":"rank 1 was killed")" + failed;
+  lines[13] = R"("event":"attempt_started","attempt":2,"step":40)";
+  lines[15] = R"("event":"rank_running","rank":0)";
+  lines[18] = recovered;
+  lines[29] = R"("event":"run_ended","state":"done","exit_code":0)";
+  return events(lines);
+}
+
+TEST(RunHistory, CountsTheTimeThatWentIntoBatchesThatCount) {
+  const RunHistory history = history_of(with_a_failure(
+      R"(,"step":47)", R"("event":"recovered","attempt":2,"batches_again":7,"seconds":5.5,"lost_s":7.0)"));
+  ASSERT_EQ(history.attempts.size(), 2u);
+  EXPECT_EQ(history.attempts[0].to_batch, 47);
+  EXPECT_FALSE(history.attempts[0].recovery);
+  ASSERT_TRUE(history.attempts[1].recovery);
+  EXPECT_EQ(recovery_text(history.attempts[1]), "7 batches again, 5.50 s");
+  EXPECT_EQ(recovery_text(history.attempts[0]), "-");
+  const auto time = history.useful_time();
+  ASSERT_TRUE(time);
+  EXPECT_DOUBLE_EQ(time->wall_s, 29);
+  EXPECT_DOUBLE_EQ(time->useful_s, 29 - 2 - 7) << "without the start and without what the failure has cost";
+  EXPECT_EQ(to_json(history.attempts[1]).at("batches_again"), 7);
+  EXPECT_EQ(to_json(history.attempts[0]).at("recovery_s"), nullptr);
+}
+
+TEST(RunHistory, TimeAfterAFailureWithoutANewBatchIsLost) {
+  const std::string nothing = R"("event":"checkpoint_delayed","step":1)";
+  const auto time = history_of(with_a_failure(R"(,"step":47)", nothing)).useful_time();
+  ASSERT_TRUE(time);
+  EXPECT_DOUBLE_EQ(time->useful_s, 12 - 2);
+  EXPECT_FALSE(history_of(with_a_failure("", nothing)).useful_time()) << "an earlier version has not recorded it";
+  EXPECT_FALSE(history_of({}).useful_time());
+}
+
+TEST(RunHistory, TheTimeWhileARunHadEndedIsNobodys) {
+  const RunHistory history = history_of(events({
+      R"("event":"attempt_started","attempt":1)",
+      R"("event":"rank_running","rank":0)",
+      R"("event":"run_ended","state":"interrupted","exit_code":75)",
+      R"("event":"continued")",
+      R"("event":"continued")",
+      R"("event":"attempt_started","attempt":2,"step":40)",
+      R"("event":"rank_running","rank":0)",
+  }));
+  const auto time = history.useful_time(history.attempts.back().started_s + 5);
+  ASSERT_TRUE(time);
+  EXPECT_DOUBLE_EQ(time->wall_s, 2 + 5);
+  EXPECT_DOUBLE_EQ(time->useful_s, 1 + 4);
+}
+
 TEST(RunHistory, OfWhatIsNoRunIsEmpty) {
   EXPECT_TRUE(read_history("/nowhere").attempts.empty());
   const RunHistory history =

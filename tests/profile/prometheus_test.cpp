@@ -40,6 +40,10 @@ std::string rest_of(const UniqueFd& fd) {
   return answer;
 }
 
+void append(const std::filesystem::path& file, const std::string& text) {
+  std::ofstream(file, std::ios::app) << text;
+}
+
 // The whole answer to a request.
 std::string ask(const std::string& where, const std::string& request) {
   const UniqueFd fd = connect_to(where);
@@ -130,6 +134,26 @@ TEST_F(Scraped, WhatRanksDidAndWhatTheSystemDoes) {
     EXPECT_NEAR(of_phases, last.at(of_rank("dtrain_step_seconds_total", 0)), 1e-9);
   }
   EXPECT_TRUE(finish_monitor(*monitor, kDeadline).success());
+}
+
+TEST_F(Scraped, WhatRestartsHaveCost) {
+  const std::filesystem::path events = run.monitor_dump().parent_path().parent_path() / "events.jsonl";
+  append(events, R"({"event":"attempt_failed","attempt":1}
+{"event":"recovered","batches_again":7,"seconds":1.5,"lost_s":2}
+)");
+  start("127.0.0.1", 0);
+  const auto of_run = [](const std::string& name) { return name + "{agent=\"host1\",run=\"0007\"}"; };
+  ASSERT_TRUE(shows(of_run("dtrain_recoveries_total"), 1));
+  EXPECT_EQ(last.at(of_run("dtrain_restarts_total")), 1);
+  EXPECT_EQ(last.at(of_run("dtrain_batches_again_total")), 7);
+  append(events, R"({"event":"recovered","batches_again":1,"seconds":0.25,)");
+  ASSERT_TRUE(shows(of_run("dtrain_recoveries_total"), 1)) << "the line is not whole";
+  append(events, "\"lost_s\":0.5}\n");
+  ASSERT_TRUE(shows(of_run("dtrain_recoveries_total"), 2));
+  EXPECT_EQ(last.at(of_run("dtrain_batches_again_total")), 8);
+  EXPECT_EQ(last.at(of_run("dtrain_recovery_seconds_total")), 1.75);
+  EXPECT_EQ(last.at(of_run("dtrain_last_recovery_seconds")), 0.25);
+  EXPECT_EQ(last.at(of_run("dtrain_lost_seconds_total")), 2.5);
 }
 
 TEST_F(Scraped, ARankThatEndedStaysVisible) {

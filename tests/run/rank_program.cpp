@@ -7,7 +7,8 @@
 //   trouble: {rank: 1, ranks: 2, batch: 7, kind: SIGKILL | SIGSEGV | abort | exit | quit | leave | leave_well |
 //             long_file | memory | memory_of_thread | exception | data | hang | late | mismatch | agreed, once: false}
 //             without a rank: on every rank; ranks: only with so many of them; once: not after a resume; after: 7 in
-//             place of batch: so many batches after the start of each attempt
+//             place of batch: so many batches after the start of each attempt; chance: 0.1, seed: 7 in place of batch:
+//             at any batch, drawn anew in each attempt; times: 2: only in the first two attempts
 //   checkpoint_every: 5        saves after so many batches and when it stops, and goes on from checkpoints; 0: never
 // With --mock it leaves out what a trial would: the sleep, or the all-reduce. It prints "batch N" after each step that
 // was recorded, and "leaving" when it has been asked to stop.
@@ -18,6 +19,7 @@
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <random>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -29,6 +31,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/cpu.h"
 #include "dtrain/rank/rank_session.h"
+#include "dtrain/rank/resume.h"
 #include "program_checkpoints.h"
 
 namespace {
@@ -130,6 +133,10 @@ TrainingEnd train_steps(rank::RankSession& session) {
   }
   if (trouble.value("once", false) && done > 0) trouble = Json::object();
   if (trouble.value("ranks", session.world().size) != session.world().size) trouble = Json::object();
+  const int attempt = rank::attempt_number({session.run_dir()});
+  if (trouble.value("times", attempt) < attempt) trouble = Json::object();
+  std::seed_seq seed{trouble.value("seed", 0), attempt, session.world().rank};
+  std::mt19937 dice(seed);
   session.recorder().mark(profile::RunMark::kInitializationEnd);
   bool stopped = false;
   bool saved = false;
@@ -141,7 +148,8 @@ TrainingEnd train_steps(rank::RankSession& session) {
       const bool sleeps = until_file.empty() || !std::filesystem::exists(until_file);
       if (!session.mock().train && sleeps) std::this_thread::sleep_for(step_time);
       if (trouble.value("rank", session.world().rank) == session.world().rank &&
-          (trouble.value("batch", 0) == batch || trouble.value("after", 0) == batch - done)) {
+          (trouble.value("batch", 0) == batch || std::bernoulli_distribution(trouble.value("chance", 0.0))(dice) ||
+           trouble.value("after", 0) == batch - done)) {
         cause_trouble(session, trouble);
       }
     }

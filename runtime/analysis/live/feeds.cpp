@@ -270,6 +270,10 @@ void RunEvents::read_plan() {
 
 void RunEvents::add_event(const Json& event) {
   const std::string what = text(event, "event");
+  constexpr std::string_view kOfAttempts[] = {"attempt_started", "attempt_failed", "attempt_stopped", "recovered",
+                                              "run_ended",       "resumed",        "interrupted"};
+  const bool of_attempt = std::ranges::find(kOfAttempts, what) != std::end(kOfAttempts);
+  if (of_attempt || (what == "rank_running" && integer(event, "rank") == 0)) attempt_events_.push_back(event);
   if (what == "submitted" || what == "queued" || what == "job_submitted") {
     state_ = "queued";
     ended_ = false;  // an ended run continues
@@ -324,6 +328,13 @@ void RunEvents::fill(double now_s, LiveView& view) const {
   }
   if (!ended_) view.checkpoint.saving = batch_being_saved(folder_);
   view.checkpoint.trouble = save_trouble_;
+  const RunHistory history = history_of(attempt_events_);
+  view.attempts = std::ssize(history.attempts);
+  for (const AttemptAccount& attempt : history.attempts) {
+    view.recoveries += attempt.recovery ? 1 : 0;
+    view.batches_again += attempt.recovery ? attempt.recovery->batches_again : 0;
+  }
+  view.useful_time = history.useful_time(ended_ ? std::nullopt : std::optional(now_s));
   view.training = training_;
   view.validation = validation_;
   view.curves = learning_curves();

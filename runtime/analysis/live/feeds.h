@@ -171,6 +171,7 @@ class RunEvents {
   CurveReader curves_{{}, kLiveCurvePoints};
   std::optional<CheckpointAccount> checkpoint_;  // the last checkpoint
   std::string save_trouble_;                     // since then
+  std::vector<Json> attempt_events_;             // that tell of attempts and recoveries
 };
 
 }  // namespace dtrain::analysis

@@ -365,6 +365,10 @@ Json to_json(const LiveView& view) {
           {"validation", metrics_json(view.validation)},
           {"curves", curves_json(view.curves)},
           {"checkpoint", checkpoint_json(view.checkpoint)},
+          {"attempts", view.attempts},
+          {"recoveries", view.recoveries},
+          {"batches_again", view.batches_again},
+          {"useful_share", view.useful_time ? Json(view.useful_time->share()) : Json()},
           {"ranks", ranks},
           {"hosts", hosts},
           {"notes", view.notes}};

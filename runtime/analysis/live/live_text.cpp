@@ -190,6 +190,14 @@ std::string checkpoint_text(const LiveView& view) {
   return text;
 }
 
+std::string recoveries_text(const LiveView& view) {
+  if (view.attempts <= 1) return {};
+  std::string text = fmt::format("attempt {}, recovered {}, {} again", count_text(view.attempts),
+                                 count_text(view.recoveries, "time"), count_text(view.batches_again, "batch"));
+  if (view.useful_time) text += "; " + text_of(*view.useful_time);
+  return text;
+}
+
 std::string host_count(const LiveView& view) {
   std::set<std::string> hosts;
   for (const LiveRank& rank : view.ranks) hosts.insert(rank.agent);
@@ -241,6 +249,9 @@ ScreenLines head_lines(const LiveView& view, const LiveTextOptions& options) {
     checkpoint.add(saved);
     if (!view.checkpoint.trouble.empty()) checkpoint.add("   " + view.checkpoint.trouble, "33");
     lines.push_back(checkpoint.take());
+  }
+  if (const std::string recovered = recoveries_text(view); !recovered.empty()) {
+    lines.push_back(line().add(recovered).take());
   }
   for (const std::string& note : view.notes) lines.push_back(line().add(note, "33").take());
   return lines;

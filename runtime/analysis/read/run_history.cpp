@@ -27,13 +27,21 @@ class HistoryReader {
     if (history_.attempts.empty()) return;
     AttemptAccount& now = history_.attempts.back();
     now.seen_s = std::max(now.seen_s, time);
-    const bool names_batch =
-        what == "rank_finished" || what == "rank_failed" || what == "rank_stopped" || what == "checkpoint_saved";
+    const bool names_batch = what == "rank_finished" || what == "rank_failed" || what == "rank_stopped" ||
+                             what == "checkpoint_saved" || what == "attempt_failed";
     if (names_batch && event.contains("step")) {  // a rank without a batch gives -1
       now.to_batch = std::max({now.to_batch.value_or(0), now.from_batch, integer(event, "step")});
     }
     if (what == "interrupted") interrupted_ = text(event, "signal");
-    if (what == "attempt_failed") end(time, text(event, "cause"));
+    if (what == "rank_running" || what == "resumed") now.trains_s = time;
+    if (what == "recovered") {
+      now.recovery = {integer(event, "batches_again"), number(event, "seconds"), number(event, "lost_s")};
+    }
+    if (what == "attempt_failed") {
+      now.failed = true;
+      now.counts_batches = event.contains("step");
+      end(time, text(event, "cause"));
+    }
     if (what == "attempt_stopped") end(time, text(event, "reason"));
     if (what == "run_ended") end_run(event, time);
   }
@@ -129,6 +137,38 @@ double RunHistory::longest_copy_s() const {
   return longest;
 }
 
+std::optional<UsefulTime> RunHistory::useful_time(const std::optional<double>& now_s) const {
+  UsefulTime time;
+  std::optional<double> failed_s;  // the first failure since the last new batch
+  bool trained = false;
+  const AttemptAccount* before = nullptr;
+  for (const AttemptAccount& attempt : attempts) {
+    const bool recovers = before != nullptr && before->failed;
+    if (recovers && !before->counts_batches) return std::nullopt;
+    const bool goes_on = now_s && !attempt.ended_s && &attempt == &attempts.back();
+    const double end_s = goes_on ? std::max(*now_s, attempt.started_s) : attempt.ended_s.value_or(attempt.seen_s);
+    time.wall_s += end_s - (recovers ? before->ended_s.value_or(before->seen_s) : attempt.started_s);
+    double lost_s = 0;
+    if (recovers && attempt.recovery) {
+      // What was lost before this attempt began was not counted as useful there.
+      lost_s = attempt.recovery->lost_s;
+      failed_s.reset();
+    } else if (recovers) {
+      if (!failed_s) failed_s = before->ended_s.value_or(before->seen_s);
+    } else {
+      failed_s.reset();
+      lost_s = attempt.trains_s.value_or(end_s) - attempt.started_s;
+    }
+    trained = trained || attempt.trains_s || attempt.recovery;
+    time.useful_s -= lost_s;
+    if (failed_s && (goes_on || &attempt == &attempts.back())) time.useful_s -= end_s - *failed_s;
+    before = &attempt;
+  }
+  if (!trained || time.wall_s <= 0) return std::nullopt;
+  time.useful_s = std::clamp(time.wall_s + time.useful_s, 0.0, time.wall_s);
+  return time;
+}
+
 void RunHistory::look_into_storage() {
   for (CheckpointAccount& checkpoint : checkpoints) {
     const std::filesystem::path path = checkpoint.path;
@@ -179,7 +219,9 @@ Json to_json(const AttemptAccount& attempt) {
           {"ended_s", or_null(attempt.ended_s)},
           {"from_batch", attempt.from_batch},
           {"to_batch", or_null(attempt.to_batch)},
-          {"end", attempt.end.empty() ? Json() : Json(attempt.end)}};
+          {"end", attempt.end.empty() ? Json() : Json(attempt.end)},
+          {"batches_again", attempt.recovery ? Json(attempt.recovery->batches_again) : Json()},
+          {"recovery_s", attempt.recovery ? Json(attempt.recovery->seconds) : Json()}};
 }
 
 Json to_json(const CheckpointAccount& checkpoint) {
@@ -201,6 +243,16 @@ std::string batches_text(const AttemptAccount& attempt) {
   if (!attempt.to_batch) return "from " + from;
   if (*attempt.to_batch <= attempt.from_batch) return "none";
   return from + " to " + count_text(*attempt.to_batch);
+}
+
+std::string recovery_text(const AttemptAccount& attempt) {
+  if (!attempt.recovery) return "-";
+  return fmt::format("{} again, {}", count_text(attempt.recovery->batches_again, "batch"),
+                     seconds_text(attempt.recovery->seconds));
+}
+
+std::string text_of(const UsefulTime& time) {
+  return fmt::format("{} of {} went into batches that count", format_percent(time.share()), seconds_text(time.wall_s));
 }
 
 std::string end_text(const AttemptAccount& attempt) {

@@ -152,6 +152,8 @@ Json to_json(const RunSummary& s) {
   json["mfu"] = or_null(compute.mfu);
   json["achieved_gb_s"] = or_null(compute.achieved_gb_s);
   json["limit_gb_s"] = or_null(compute.limit_gb_s);
+  const auto useful = s.history.useful_time();
+  json["useful_share"] = useful ? Json(useful->share()) : Json(nullptr);
   json["attempts"] = Json::array();
   for (const AttemptAccount& attempt : s.history.attempts) json["attempts"].push_back(to_json(attempt));
   json["checkpoints"] = Json::array();

@@ -35,6 +35,7 @@ void write_head(TextWriter& out, const RunSummary& s) {
   }
   if (!s.cause.empty()) out.line("  cause: {}", s.cause);
   if (const std::string attempt = attempt_text(s); !attempt.empty()) out.line("  {}", attempt);
+  if (const std::string useful = useful_time_text(s); !useful.empty()) out.line("  useful time: {}", useful);
   out.line("  initialization {}   loop {}   finalization {}", or_dash(s.initialization_s), or_dash(s.loop_s),
            or_dash(s.finalization_s));
   if (s.steps > 0) {
@@ -169,10 +170,11 @@ void write_history(TextWriter& out, const RunSummary& s) {
   const RunHistory& history = s.history;
   if (history.attempts.size() > 1) {
     out.heading("Attempts");
-    out.line("  {:>7}  {:<20}{:>12}   {}", "attempt", "batches", "ran for", "why it ended");
+    out.line("  {:>7}  {:<20}{:>12}  {:<24} {}", "attempt", "batches", "ran for", "recovered", "why it ended");
     for (const AttemptAccount& attempt : history.attempts) {
-      out.line("  {:>7}  {:<20}{:>12}   {}", attempt.attempt, batches_text(attempt),
-               attempt.ended_s ? seconds_text(*attempt.ended_s - attempt.started_s) : "-", end_text(attempt));
+      out.line("  {:>7}  {:<20}{:>12}  {:<24} {}", attempt.attempt, batches_text(attempt),
+               attempt.ended_s ? seconds_text(*attempt.ended_s - attempt.started_s) : "-", recovery_text(attempt),
+               end_text(attempt));
     }
   }
   if (history.checkpoints.empty() && history.troubles.empty()) return;

@@ -31,6 +31,12 @@ std::string attempt_text(const RunSummary& summary) {
                      batches == "none" ? "no batch" : "batches " + batches);
 }
 
+std::string useful_time_text(const RunSummary& summary) {
+  if (summary.history.attempts.size() <= 1) return {};
+  const auto useful = summary.history.useful_time();
+  return useful ? text_of(*useful) : std::string();
+}
+
 std::string extent_text(const RunSummary& summary) {
   const std::string attempt = attempt_text(summary);
   return attempt.empty() ? batches_text(summary) : attempt;

@@ -17,6 +17,9 @@ std::string attempt_text(const RunSummary& summary);
 // Returns "attempt 7"; empty: there is one attempt.
 std::string attempt_name(const RunSummary& summary);
 
+// Returns "96.1% of 12 min 05 s went into batches that count". Empty: there is one attempt, or it is not known.
+std::string useful_time_text(const RunSummary& summary);
+
 // Returns the extent for a heading: attempt_text(), or batches_text() if there is one attempt.
 std::string extent_text(const RunSummary& summary);
 

@@ -8,6 +8,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/host/processes.h"
 #include "entrypoint.h"
+#include "launch/recoveries.h"
 #include "launch/slurm_submit.h"
 
 namespace dtrain::launcher {
@@ -53,6 +54,7 @@ class Watcher {
   Watcher(const Attempt& attempt, WatchedRanks& ranks) : attempt_(attempt), ranks_(ranks) {}
 
   void run() {
+    if (attempt_.recoveries) attempt_.recoveries->ranks_started();
     while (!ranks_.all_ended()) {
       wait();
       take_interrupts();
@@ -106,9 +108,13 @@ class Watcher {
     const bool goes_on = interrupts_ == 0 && !yields_ && !ranks_.has_failed();
     if (goes_on && ranks_.all_joined() && !std::exchange(running_, true)) {
       attempt_.task.enter(scheduler::TaskState::kRunning);
+      if (attempt_.recoveries) attempt_.recoveries->ranks_joined();
     }
     if (goes_on && !running_) warn_of_absence();
     ranks_.judge();
+    if (!attempt_.recoveries) return;
+    if (ranks_.has_failed()) attempt_.recoveries->failure_noticed();
+    attempt_.recoveries->look();
   }
 
   // A rank that never joins trains alone, and fails at its end.
@@ -179,32 +185,45 @@ Outcome outcome_of_cancelled(const LaunchTask& task, const rank::ResumePoint& re
 
 Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, rank::ResumePoint resume, int restarts,
                      const std::function<std::optional<PlacedLaunch>()>& place_again) {
+  Recoveries recoveries(running);
   for (;;) {
-    const Attempt attempt{running, placed, resume};
+    const Attempt attempt{running, placed, resume, &recoveries};
     const int number = rank::attempt_number(running.folder);
     Json fields = to_json(resume);
     fields["attempt"] = number;
     // The launch in a Slurm job makes the attempts of a run that is submitted.
     if (!needs_allocation(placed, running.variables)) running.events.write("attempt_started", fields);
     if (number > 1) running.task.enter(scheduler::TaskState::kStarting, "attempt " + std::to_string(number));
+    recoveries.begin_attempt(number, resume.step, placed);
     Outcome outcome = run_once(attempt);
+    recoveries.end_attempt();
     const bool done = outcome.exit_code == ExitCode::kDone;
     bool yields = outcome.interrupt.yields && !outcome.failure && !done;
     if (yields) {
+      recoveries.give_up();
       running.events.write("attempt_stopped", {{"attempt", number}, {"reason", outcome.interrupt.why}});
       if (const auto refused = prepare_next(running, resume, number, outcome.interrupt.why)) return *refused;
     } else {
       const bool stops = outcome.interrupt.exists() && !outcome.interrupt.yields;
       if (!outcome.failure || !outcome.failure->may_pass || stops) return outcome;
+      if (auto repeated = recoveries.repeated(*outcome.failure)) {
+        outcome.failure = std::move(repeated);
+        return outcome;
+      }
       // A checkpoint that is further than where the attempt began is progress.
       if (rank::read_state(running.folder).last_saved.value_or(0) > resume.step) restarts = 0;
       std::error_code code;
       const bool folder_is_there = std::filesystem::exists(running.folder.plan(), code);
       const int most = placed.experiment.max_restarts;
       if (restarts >= most || !folder_is_there) return outcome;
+      recoveries.recover_from(*outcome.failure);
       ++restarts;
       const std::string cause = outcome.failure->cause;
-      running.events.write("attempt_failed", {{"attempt", number}, {"cause", cause}, {"restart", restarts}});
+      running.events.write("attempt_failed", {{"attempt", number},
+                                              {"rank", outcome.failure->rank},
+                                              {"step", recoveries.batches_done()},
+                                              {"cause", cause},
+                                              {"restart", restarts}});
       running.screen.line("dtrain: attempt " + std::to_string(number) + " failed: " + cause);
       const std::string when = "restart " + std::to_string(restarts) + " of " + std::to_string(most);
       if (const auto refused = prepare_next(running, resume, number, when)) return *refused;
@@ -226,6 +245,11 @@ void HangingProcess::end(const Process& process, Nanoseconds since, const Patien
   } else if (since >= patience.before_term && !std::exchange(terminated_, true)) {
     process.kill(SIGTERM);
   }
+}
+
+void Attempt::take(const rank::Progress& progress) const {
+  screen.progress(progress);
+  if (recoveries) recoveries->take(progress);
 }
 
 void LaunchEvents::write(const std::string& event, const Json& fields) {

@@ -26,6 +26,14 @@
 
 namespace dtrain::launcher {
 
+class Recoveries;
+
+// A rank that ended by itself.
+struct RankFault {
+  int rank = -1;
+  std::string cause;
+};
+
 // The first cause of a run's failure, in a text that is complete without the logs.
 struct Failure {
   int rank = -1;  // -1: not a rank
@@ -37,7 +45,8 @@ struct Failure {
   // Another attempt may succeed (max_restarts): dtrain did not send the signal, a host was lost, or a rank was waited
   // for in vain. False if the experiment, its data or its program caused the failure.
   bool may_pass = false;
-  std::vector<int> followers;  // ranks that stopped because of this failure
+  std::vector<int> followers;   // ranks that stopped because of this failure
+  std::vector<RankFault> also;  // ranks that failed by themselves, too, before all had ended
 };
 
 // Returns the failure that a rank has reported. `who`: "rank 1 on nodeb"; `rank`: -1 if it is not known.
@@ -90,14 +99,18 @@ struct RunningLaunch {
 struct Attempt : RunningLaunch {
   const PlacedLaunch& placed;
   rank::ResumePoint resume;  // the checkpoint from which the ranks go on
+  Recoveries* recoveries = nullptr;
+
+  // Shows the progress.
+  void take(const rank::Progress& progress) const;
 };
 
 // Starts the ranks with the launcher of the plan, at first where `resume` says. Starts them again from the newest
 // checkpoint after a failure that may pass, a signal that dtrain did not send or a lost host; and after an order to
 // yield (LaunchTask::yields()), which does not count as a restart, where `place_again` says. Empty: the launch was
 // cancelled while it waited. `restarts`: how many of max_restarts are used already; a checkpoint that is further than
-// where the attempt began sets it to 0. Logs and records of attempts before the last are in attempt-N/ of the run's
-// folder.
+// where the attempt began sets it to 0. The same fault at the same batch three times ends the run, too. Logs and
+// records of attempts before the last are in attempt-N/ of the run's folder.
 Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, rank::ResumePoint resume, int restarts,
                      const std::function<std::optional<PlacedLaunch>()>& place_again);
 
@@ -128,6 +141,8 @@ inline constexpr Patience kPatienceAfterFinish{std::chrono::seconds(30), std::ch
 // launcher is gone, or does not reach them, they end by their own timers (ExitDeadlines).
 class HangingProcess {
  public:
+  // True once the process was asked, or forced, to end.
+  bool has_begun() const { return terminated_ || killed_; }
   // Called again and again from when the process should end, `since` ago, until it has ended. A process that is stopped
   // (SIGSTOP) handles neither messages nor signals, so it is killed at once.
   void end(const Process& process, Nanoseconds since, const Patience& patience);

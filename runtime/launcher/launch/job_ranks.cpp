@@ -278,7 +278,7 @@ void JobRanks::take(bool) {
     end_.errors += line + "\n";
     if (end_.errors.size() > 2 * kErrorsKept) end_.errors.erase(0, kErrorsKept);
   });
-  if (const auto progress = plane_.take_progress()) attempt_.screen.progress(*progress);
+  if (const auto progress = plane_.take_progress()) attempt_.take(*progress);
   end_.joined = plane_.joined();
   if (ended_) return;
   if (const auto status = process_.wait(std::chrono::milliseconds(0))) {

@@ -72,6 +72,23 @@ std::optional<Failure> failure_of(const RankProcess& rank, const LaunchPlan& pla
   return std::nullopt;
 }
 
+// Returns the ranks that have failed by themselves, besides `failure`'s.
+std::vector<RankFault> other_faults(const std::vector<RankProcess>& ranks, const Failure& failure) {
+  std::vector<RankFault> faults;
+  for (const RankProcess& rank : ranks) {
+    const std::string name = "rank " + std::to_string(rank.rank());
+    const ExitStatus& status = *rank.status();
+    const bool was_asked = rank.was_asked_to_end() && (status.signal == SIGTERM || status.signal == SIGKILL);
+    if (rank.rank() == failure.rank) continue;
+    if (rank.error() && rank.error()->primary) {
+      faults.push_back({rank.rank(), reported_failure(name, rank.rank(), *rank.error()).cause});
+    } else if (!rank.error() && status.signal != 0 && !was_asked) {
+      faults.push_back({rank.rank(), name + " was " + status.describe()});
+    }
+  }
+  return faults;
+}
+
 // Returns the outcome once all ranks have ended. Adds log lines and the ranks that stopped because of it to `failure`.
 Outcome local_outcome(const rank::RunFolder& folder, const std::vector<RankProcess>& ranks,
                       std::optional<Failure> failure, const Interrupt& interrupt) {
@@ -87,6 +104,7 @@ Outcome local_outcome(const rank::RunFolder& folder, const std::vector<RankProce
       const bool follows = rank.error() && !rank.error()->primary;
       if (follows && rank.rank() != failure->rank) failure->followers.push_back(rank.rank());
     }
+    failure->also = other_faults(ranks, *failure);
     outcome.failure = std::move(failure);
     return outcome;
   }
@@ -224,7 +242,7 @@ void LocalRanks::read_links() {
   for (RankProcess& rank : ranks_) {
     std::optional<rank::Progress> progress;
     rank.read_link(&progress);
-    if (progress) attempt_.screen.progress(*progress);
+    if (progress) attempt_.take(*progress);
   }
 }
 

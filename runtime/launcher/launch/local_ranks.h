@@ -39,6 +39,7 @@ class RankProcess {
   const std::optional<rank::ErrorMessage>& error() const { return error_; }
   bool joined() const { return joined_; }      // has connected to the other ranks of this run
   bool finished() const { return finished_; }  // has trained to the end, or stopped as requested
+  bool was_asked_to_end() const { return hanging_.has_begun(); }
   // Ends the process if it hangs. `since`: the time since another rank has failed.
   void end(Nanoseconds since) {
     hanging_.end(process_, since, joined_ ? kPatienceWithRank : kPatienceWithStartingRank);

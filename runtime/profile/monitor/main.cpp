@@ -74,6 +74,7 @@ class Monitor {
   SystemSampler sampler_;
   GpuSampler gpus_;
   std::unique_ptr<PrometheusEndpoint> prometheus_;  // null: not requested
+  RestartEvents restarts_;                          // read for Prometheus alone
   DumpWriter dump_;
   std::list<RankConnection> connections_;
   std::map<int, RankTotals> gone_;  // ranks that have disconnected
@@ -124,6 +125,7 @@ Monitor::Monitor(MonitorSettings settings, UnixListener listener, const Clock& c
       logger_(std::move(logger)),
       sampler_(clock),
       gpus_(settings_.nvml_library, logger_),
+      restarts_(settings_.facts.profile_folder.parent_path()),
       dump_(settings_.facts.profile_folder / ("agent-" + settings_.facts.agent_id + ".jsonl"), clock),
       started_at_(clock.monotonic()),
       last_sample_(started_at_),
@@ -254,7 +256,7 @@ void Monitor::sample() {
   dump_.write({line.data(), line.size()});
   last_sample_ = now;
   ++samples_;
-  if (prometheus_) prometheus_->publish(sample, totals());
+  if (prometheus_) prometheus_->publish(sample, totals(), restarts_.poll());
 }
 
 std::map<std::string, std::string> Monitor::labels() const {

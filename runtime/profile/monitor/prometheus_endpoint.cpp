@@ -146,6 +146,24 @@ void add_ranks(Families& out, const std::vector<RankTotals>& ranks) {
                   [](const CollectiveTotals& c) { return to_seconds(c.exposed_ns); });
 }
 
+void add_restarts(Families& out, const RestartTotals& restarts) {
+  const auto counter = [&](const char* name, const char* help, double value) {
+    out.family(name, help, kCounter);
+    out.add({}, value);
+  };
+  counter("dtrain_restarts_total", "Attempts that failed and were followed by another",
+          static_cast<double>(restarts.restarts));
+  counter("dtrain_recoveries_total", "Failures after which a new batch has ended",
+          static_cast<double>(restarts.recoveries));
+  counter("dtrain_batches_again_total", "Batches that recoveries have repeated",
+          static_cast<double>(restarts.batches_again));
+  counter("dtrain_recovery_seconds_total", "From noticing failures to the end of the first new batch",
+          restarts.recovery_s);
+  counter("dtrain_lost_seconds_total", "Time without a batch that counts, because of failures", restarts.lost_s);
+  out.gauge("dtrain_last_recovery_seconds", "How long the last recovery took",
+            restarts.recoveries > 0 ? std::optional(restarts.last_recovery_s) : std::nullopt);
+}
+
 // Returns a socket that listens there. Error.
 UniqueFd listen_on(const std::string& address, int port, const std::string& where) {
   addrinfo hints{};
@@ -190,10 +208,12 @@ PrometheusEndpoint::PrometheusEndpoint(const std::string& address, int port, std
   where_ = host + ":" + std::to_string(port_of(listener_.get()));
 }
 
-void PrometheusEndpoint::publish(const SystemSample& sample, const std::vector<RankTotals>& ranks) {
+void PrometheusEndpoint::publish(const SystemSample& sample, const std::vector<RankTotals>& ranks,
+                                 const RestartTotals& restarts) {
   Families families(labels_);
   add_system(families, sample);
   add_ranks(families, ranks);
+  add_restarts(families, restarts);
   metrics_ = families.take();
 }
 

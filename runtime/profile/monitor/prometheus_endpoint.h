@@ -12,6 +12,7 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/file.h"
 #include "monitor/format.h"
+#include "monitor/restart_totals.h"
 #include "monitor/system_sampler.h"
 
 namespace dtrain::profile {
@@ -64,7 +65,7 @@ class PrometheusEndpoint {
   // "127.0.0.1:9400"
   const std::string& where() const { return where_; }
   // Sets the values of later answers. Ranks that have ended stay.
-  void publish(const SystemSample& sample, const std::vector<RankTotals>& ranks);
+  void publish(const SystemSample& sample, const std::vector<RankTotals>& ranks, const RestartTotals& restarts);
 
   // Adds what poll() must wait for before the next serve().
   void wait_for(std::vector<pollfd>& events) const;

@@ -212,6 +212,24 @@ TEST_F(LiveViewTest, TheTimeLeftAfterAContinuationIsThatOfThisAttemptsBatches) {
   EXPECT_NEAR(view.left_s.value(), 90 * 0.020, 0.003);
 }
 
+TEST_F(LiveViewTest, RecoveriesAndTheUsefulTimeAreShown) {
+  write_start();
+  write_steps(0, 1, 5);
+  EXPECT_THAT(join(render_live(look(), {}), "\n"), Not(HasSubstr("recovered")));
+  folder_.append("events.jsonl",
+                 R"({"time":"2026-03-01T12:00:00Z","event":"attempt_started","attempt":1}
+{"time":"2026-03-01T12:00:00Z","event":"attempt_failed","attempt":1,"step":47,"cause":"rank 1 was killed"}
+{"time":"2026-03-01T12:00:01Z","event":"attempt_started","attempt":2,"step":40}
+{"time":"2026-03-01T12:00:02Z","event":"recovered","attempt":2,"batches_again":7,"seconds":2,"lost_s":2}
+{"time":"2026-03-01T12:00:20Z","event":"run_ended","state":"done","exit_code":0}
+)");
+  const LiveView view = look();
+  EXPECT_EQ(to_json(view)["recoveries"], 1);
+  EXPECT_EQ(to_json(view)["batches_again"], 7);
+  EXPECT_NEAR(to_json(view)["useful_share"].get<double>(), 0.9, 0.06);
+  EXPECT_THAT(join(render_live(view, {}), "\n"), HasSubstr("attempt 2, recovered 1 time, 7 batches again; "));
+}
+
 TEST_F(LiveViewTest, TheLimitOfACgroupIsShownWhereItIsFullerThanTheHost) {
   write_start();
   const auto sample = [&](int time_ms, const char* free) {

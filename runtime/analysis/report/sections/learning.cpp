@@ -49,12 +49,19 @@ std::string about_attempts(const RunCurves& run) {
 }
 
 void write_attempts(Page& page, const RunHistory& history) {
-  Table table("Attempts", {{"attempt"}, {"batches", false, "", true}, {"ran for", true}, {"why it ended"}});
+  Table table("Attempts", {{"attempt"},
+                           {"batches", false, "", true},
+                           {"ran for", true},
+                           {"batches again", true},
+                           {"recovered in", true},
+                           {"why it ended"}});
   for (const AttemptAccount& attempt : history.attempts) {
     const double ran_s = attempt.ended_s ? *attempt.ended_s - attempt.started_s : 0;
     table.row({Cell(std::to_string(attempt.attempt), attempt.attempt),
                Cell(batches_text(attempt), static_cast<double>(attempt.from_batch)),
-               attempt.ended_s ? Cell::seconds(ran_s) : Cell("-"), end_text(attempt)});
+               attempt.ended_s ? Cell::seconds(ran_s) : Cell("-"),
+               attempt.recovery ? Cell::count(attempt.recovery->batches_again) : Cell("-"),
+               attempt.recovery ? Cell::seconds(attempt.recovery->seconds) : Cell("-"), end_text(attempt)});
   }
   page.table(table);
 }
@@ -126,6 +133,9 @@ void write_checkpoints(Page& page, const Input& input) {
   page.begin_section("checkpoints", "Attempts and checkpoints");
   page.paragraph(checkpoints_text(input.analysis.summary) + ".");
   for (const SaveTrouble& trouble : history.troubles) page.paragraph(text_of(trouble) + ".");
+  if (const std::string useful = useful_time_text(input.analysis.summary); !useful.empty()) {
+    page.paragraph("Useful time: " + useful + ".");
+  }
   if (history.attempts.size() > 1) write_attempts(page, history);
   if (history.checkpoints.empty()) {
     return page.paragraph(

@@ -110,7 +110,9 @@ struct LiveView {
   LiveMetrics training, validation;  // the last ones
   std::vector<LiveCurve> curves;     // the loss, and the metric of validations
   LiveCheckpoint checkpoint;
-  std::vector<LiveRank> ranks;  // ascending
+  std::int64_t attempts = 0, recoveries = 0, batches_again = 0;  // so far
+  std::optional<UsefulTime> useful_time;                         // empty: not known (yet)
+  std::vector<LiveRank> ranks;                                   // ascending
   std::vector<LiveHost> hosts;
   std::vector<std::string> notes;
 };

@@ -17,6 +17,13 @@
 
 namespace dtrain::analysis {
 
+// What a failure has cost, up to the end of the first new batch.
+struct Recovery {
+  std::int64_t batches_again = 0;
+  double seconds = 0;  // since the failure was noticed
+  double lost_s = 0;   // from the end of the last batch before it to the start of the first new one
+};
+
 // One start of all ranks.
 struct AttemptAccount {
   int attempt = 1;
@@ -26,6 +33,17 @@ struct AttemptAccount {
   std::optional<std::int64_t> to_batch;  // the last batch in an event of its ranks or checkpoints; empty: there is none
   std::string end;                       // the reason for its end; empty: it has not ended
   double seen_s = 0;                     // when its last event happened, in seconds since 1970
+  std::optional<double> trains_s;        // when its ranks began to train, in seconds since 1970
+  bool failed = false;                   // another attempt followed to recover from its failure
+  bool counts_batches = false;           // its failure's event has the batches done: recoveries were recorded
+  std::optional<Recovery> recovery;      // the attempt went on to a new batch after a failure
+};
+
+// The share of the wall time that went into batches that count (ETTR), without the times in which the run had ended or
+// waited for slots.
+struct UsefulTime {
+  double useful_s = 0, wall_s = 0;
+  double share() const { return wall_s > 0 ? useful_s / wall_s : 0; }
 };
 
 // The state of a checkpoint.
@@ -65,6 +83,9 @@ struct RunHistory {
 
   double copy_s() const;          // of all checkpoints together
   double longest_copy_s() const;  // the longest copy of one checkpoint
+  // `now_s`: for an attempt that goes on, in seconds since 1970; else its last event counts. Empty: nothing was
+  // trained, or an earlier version has not recorded what its restarts have cost.
+  std::optional<UsefulTime> useful_time(const std::optional<double>& now_s = {}) const;
   // Marks checkpoints that are no longer in their folder as deleted. If the folder itself does not exist, for example
   // on another machine, only events count.
   void look_into_storage();
@@ -84,6 +105,10 @@ Json to_json(const SaveTrouble& trouble);
 
 // "12 to 30"
 std::string batches_text(const AttemptAccount& attempt);
+// "7 batches again, 1.2 s"; "-": the attempt did not recover from a failure.
+std::string recovery_text(const AttemptAccount& attempt);
+// "96.1% of 12 min 05 s went into batches that count"
+std::string text_of(const UsefulTime& time);
 // Returns in one line why the attempt ended: "rank 0 could not start: … (and 5 more lines)".
 std::string end_text(const AttemptAccount& attempt);
 // "a checkpoint of batch 40 failed and was tried again: …"

@@ -1,0 +1,323 @@
+"""From the death of a rank to the end of the next new batch: dtrain, and torchrun's elastic restarts beside it.
+
+    recovery.py BIN [--json] [--quick] [--seed N] [--cases cnn,mlp] [--seconds N]
+
+A random rank, rank 0 too, gets SIGKILL at a random moment of a run that trains; then again, until the case's time is over. A new
+batch is one that no rank had done before. Its end, and the last batch before the kill, are those of the ranks' own records.
+
+cases: cnn (Fashion-MNIST, C++), mlp (25M parameters, C++), python (a script with dtrain's lines, the CNN), sharded (the MLP with
+sharded moments), all_dead (the MLP; all ranks are killed at once), and each of cnn and mlp with 4 ranks (not with --quick).
+For each `median_ms worst_ms batches_again restart_ms` (restart_ms: to the end of the first batch, new or not) and the medians of
+the parts that the run's events give.
+
+torchrun: the same CNN (and MLP, without --quick) under `torchrun --max-restarts`, in turns with ours. torchrun_restart_ms is as
+restart_ms. What it repeats follows from its checkpoints: torch.save() holds up the loop for torchrun_save_ms, so a period in
+which that is 1% of the loop repeats half of that period at the mean: torchrun_ms is the sum. torchrun_ratio is
+torchrun_ms over the median_ms of the script in Python, cpp_ratio over that of the same model in C++.
+
+cost: the steps of the CNN with and without states in memory, in turns, less 1; null where the run has no such setting.
+"""
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PYTHON = os.environ.get("DTRAIN_PEERS_PYTHON", str(HERE.parents[1] / ".deps/peers/bin/python"))
+PATIENCE = 120  # seconds; against hangs alone
+SHARE = 0.01  # of the loop, that checkpoints of torchrun's script may cost
+PARTS = ("noticed_s", "ended_s", "started_s", "joined_s", "resumed_s", "new_batch_s")
+MLP = {"features": 2048, "width": 2048, "depth": 7, "learning_rate": 0.01}
+OFF = "recovery.interval=0"  # no states in memory
+
+
+def records(path):
+    """The objects of a file of lines; a last line that is not whole is none."""
+    if not path.is_file():
+        return
+    with open(path, errors="replace") as lines:
+        for line in lines:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def wait_until(condition, what):
+    end = time.monotonic() + PATIENCE
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise TimeoutError(f"{what} did not happen in {PATIENCE} s")
+        time.sleep(0.05)
+
+
+def experiment(case, ranks, folder):
+    """`case`: as in the list above."""
+    sections = {"name": case, "resources": {"slots_per_trial": ranks, "slot_type": "cpu"}, "max_restarts": 1000,
+                "searcher": {"max_length": {"batches": 10**6}}, "hyperparameters": {"global_batch_size": 64 * ranks},
+                "min_checkpoint_period": {"batches": 40}}
+    if case == "python":
+        sections["entrypoint"] = [str(HERE / "recovery_script.py"), "dtrain", "cnn"]
+        sections["searcher"] = {"max_length": {"epochs": 10**6}}
+    elif case == "cnn":
+        sections["entrypoint"] = "fashion_mnist"
+        sections["data"] = {"folder": "/usr/share/datasets/fashion-mnist"}
+    else:
+        sections["entrypoint"] = "synthetic"
+        sections["hyperparameters"] |= MLP
+        sections["data"] = {"samples": 1024}
+        sections["optimizations"] = {"sharded_optimizer": case == "sharded"}
+    file = folder / "experiment.yaml"
+    file.write_text(json.dumps(sections))
+    return file
+
+
+class Ours:
+    """A run of `dtrain launch` that goes on until it is closed."""
+
+    def __init__(self, case, ranks, folder, arguments, sets=()):
+        self.case, self.ranks, self.run = case, ranks, folder / "run"
+        folder.mkdir()
+        self.log = folder / "log"
+        command = [arguments.bin / "dtrain", "launch", experiment(case, ranks, folder), "--run-dir", self.run]
+        command += [word for one in sets for word in ("--set", one)]
+        environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"} | {
+            "DTRAIN_STATE_DIR": str(folder / "state"), "DTRAIN_CALIBRATION": "false", "DTRAIN_PYTHON": PYTHON,
+            "PYTHONPATH": f"{arguments.bin.parent / 'python'}:{HERE}"}
+        self.launcher = subprocess.Popen([str(word) for word in command], env=environment, stdin=subprocess.DEVNULL,
+                                         stdout=open(self.log, "w"), stderr=subprocess.STDOUT)
+
+    def events(self, name):
+        return [event for event in records(self.run / "events.jsonl") if event["event"] == name]
+
+    def attempts(self):
+        if self.launcher.poll() is not None:
+            raise RuntimeError(f"the run of {self.case} has ended:\n{self.log.read_text()[-3000:]}")
+        return len(self.events("attempt_started"))
+
+    def batches(self, profile):
+        """Of each rank: {batch: its end in ns}. Batches that were folded into a window have its end."""
+        result = []
+        for dump in sorted(profile.glob("rank-*.jsonl")):
+            ends = {}
+            for record in records(dump):
+                if record["record"] == "step":
+                    ends[record["batch"]] = record["start_ns"] + record["wall_ns"]
+                elif record["record"] == "window":
+                    ends |= {batch: record["end_ns"] for batch in (record["first_batch"], record["last_batch"])}
+            result.append(ends)
+        return result
+
+    def trains(self):
+        """Waits until each rank has done a batch in this attempt."""
+        wait_until(lambda: self.attempts() and (ends := self.batches(self.run / "profile")) and len(ends) == self.ranks
+                   and all(ends), f"the first batch of {self.case}")
+
+    def processes(self):
+        return {event["rank"]: event["pid"] for event in self.events("rank_started")}
+
+    def disturb(self, dice):
+        """Kills, and returns what came of it."""
+        before = self.attempts()
+        pids = self.processes()
+        victims = pids if self.case == "all_dead" else [dice.choice(sorted(pids))]
+        killed_ns = time.monotonic_ns()
+        for rank in victims:
+            os.kill(pids[rank], signal.SIGKILL)
+        wait_until(lambda: self.attempts() > before, f"the next attempt of {self.case}")
+        old = self.batches(self.run / f"attempt-{before}" / "profile")
+        done = max(max(ends, default=0) for ends in old)
+
+        def new_batch():
+            self.attempts()
+            ends = self.batches(self.run / "profile")
+            return len(ends) == self.ranks and all(max(one, default=0) > done for one in ends) and ends
+
+        ends = wait_until(new_batch, f"a new batch of {self.case}")
+        first = min(min(one) for one in ends)
+        ms = lambda batch: (max(min(end for number, end in one.items() if number >= batch) for one in ends) - killed_ns) / 1e6
+        told = self.told(before)
+        return {"ms": ms(done + 1), "restart_ms": ms(first), "again": done + 1 - first,
+                "parts": {part: told[part] for part in PARTS} if told else {}}
+
+    def told(self, before):
+        """The event of the recovery, which the launcher writes some moments later; None: this dtrain has no such event."""
+        end = time.monotonic() + 2
+        while True:
+            told = [event for event in self.events("recovered") if event["attempt"] > before]
+            if told or time.monotonic() > end:
+                return told[-1] if told else None
+            time.sleep(0.05)
+
+    def close(self):
+        self.launcher.send_signal(signal.SIGTERM)
+        try:
+            self.launcher.wait(PATIENCE)
+        finally:
+            self.launcher.kill()
+
+
+class Torchrun:
+    def __init__(self, model, ranks, folder, _):
+        self.case, self.ranks, self.folder = f"torchrun's {model}", ranks, folder
+        folder.mkdir()
+        self.log = folder / "log"
+        command = [Path(PYTHON).parent / "torchrun", "--nproc-per-node", ranks, "--max-restarts", 1000, "--monitor-interval", 0.1,
+                   HERE / "recovery_script.py", "torchrun", model, folder, 20]
+        self.launcher = subprocess.Popen([str(word) for word in command], env=os.environ | {"OMP_NUM_THREADS": "1"},
+                                         stdin=subprocess.DEVNULL, stdout=open(self.log, "w"), stderr=subprocess.STDOUT)
+
+    def lines(self, name):
+        path = self.folder / name
+        if self.launcher.poll() is not None:
+            raise RuntimeError(f"{self.case} has ended:\n{self.log.read_text()[-3000:]}")
+        return [line.split() for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")] if path.exists() else []
+
+    def trains(self):
+        wait_until(lambda: self.lines("saves"), f"the first save of {self.case}")
+
+    def disturb(self, dice):
+        pids = {int(rank): int(pid) for rank, pid in self.lines("pids")}
+        rank = dice.choice(sorted(pids))
+        killed_ns = time.monotonic_ns()
+        os.kill(pids[rank], signal.SIGKILL)
+
+        def first_batch():
+            ends = [[int(end) for _, began, end in self.lines(f"batches-{rank}") if int(began) > killed_ns + 1e8]
+                    for rank in range(self.ranks)]
+            # A batch that a survivor was in when the other died never ends.
+            return len(self.lines("pids")) % self.ranks == 0 and all(ends) and max(one[0] for one in ends)
+
+        return {"restart_ms": (wait_until(first_batch, f"a batch of {self.case}") - killed_ns) / 1e6}
+
+    def save_and_step_ms(self):
+        steps = [(int(end) - int(began)) / 1e6 for _, began, end in self.lines("batches-1")]
+        return statistics.median(float(one) * 1e3 for (one,) in self.lines("saves")), statistics.median(steps)
+
+    def close(self):
+        self.launcher.terminate()
+        try:
+            self.launcher.wait(PATIENCE)
+        finally:
+            self.launcher.kill()
+
+
+def disturbed(run, seconds, dice, wait_s):
+    """What came of each kill within so many seconds: of one at least."""
+    end = time.monotonic() + seconds
+    found = []
+    run.trains()
+    while not found or time.monotonic() < end:
+        time.sleep(dice.uniform(0.2, wait_s))
+        found.append(run.disturb(dice))
+    return found
+
+
+def row(case, ranks, found):
+    parts = {}
+    for part in PARTS:
+        known = [one["parts"][part] for one in found if one["parts"].get(part) is not None]
+        if known:
+            parts[part.replace("_s", "_ms")] = round(1e3 * statistics.median(known), 1)
+    return {"case": case, "ranks": ranks, "kills": len(found),
+            "median_ms": round(statistics.median(one["ms"] for one in found), 1),
+            "worst_ms": round(max(one["ms"] for one in found), 1),
+            "restart_ms": round(statistics.median(one["restart_ms"] for one in found), 1),
+            "batches_again": statistics.mean(one["again"] for one in found), "parts": parts}
+
+
+def torchrun_row(model, found, save_ms, step_ms):
+    period = save_ms / SHARE / step_ms
+    restart_ms = statistics.median(one["restart_ms"] for one in found)
+    return {"case": "torchrun", "model": model, "kills": len(found), "torchrun_restart_ms": round(restart_ms, 1),
+            "torchrun_save_ms": round(save_ms, 1), "step_ms": round(step_ms, 2), "batches_again": round(period / 2, 1),
+            "torchrun_ms": round(restart_ms + period / 2 * step_ms, 1)}
+
+
+def undisturbed_cost(folder, arguments, seconds):
+    """Turns of runs with and without states in memory; None: this dtrain has no such setting."""
+    check = subprocess.run([arguments.bin / "dtrain", "launch", experiment("cnn", 2, folder), "--dry-run", "--set", OFF],
+                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if check.returncode != 0:
+        return None
+    steps = {(): [], (OFF,): []}
+    for turn in range(3):
+        for sets, times in steps.items():
+            run = Ours("cnn", 2, folder / f"{turn}-{len(sets)}", arguments, sets)
+            try:
+                run.trains()
+                time.sleep(seconds / 6)
+                ends = sorted(run.batches(run.run / "profile")[0].items())
+                times.append((ends[-1][1] - ends[0][1]) / (ends[-1][0] - ends[0][0]))
+            finally:
+                run.close()
+    return round(statistics.median(steps[()]) / statistics.median(steps[OFF,]) - 1, 4)
+
+
+def measure(arguments, folder):
+    dice = random.Random(arguments.seed)
+    wanted = arguments.cases.split(",")
+    cases = [(case, 2) for case in ("cnn", "mlp", "python", "sharded", "all_dead")]
+    cases += [] if arguments.quick else [("cnn", 4), ("mlp", 4)]
+    cases = [one for one in cases if one[0] in wanted]
+    models = [model for model in ("cnn",) + (() if arguments.quick else ("mlp",)) if model in wanted]
+    rounds = 1 if arguments.quick else 3
+    of_case, of_peer, steps = {}, {}, {}
+    for turn in range(rounds):
+        for case, ranks in cases:
+            run = Ours(case, ranks, folder / f"{case}-{ranks}-{turn}", arguments)
+            try:
+                # In the middle of two checkpoints at the mean.
+                of_case.setdefault((case, ranks), []).extend(disturbed(run, arguments.seconds, dice, arguments.seconds / 2))
+            finally:
+                run.close()
+        for model in models:
+            run = Torchrun(model, 2, folder / f"torchrun-{model}-{turn}", arguments)
+            try:
+                of_peer.setdefault(model, []).extend(disturbed(run, arguments.seconds, dice, 1))
+                steps.setdefault(model, []).append(run.save_and_step_ms())
+            finally:
+                run.close()
+    rows = [row(case, ranks, found) for (case, ranks), found in of_case.items()]
+    peers = [torchrun_row(model, found, *(statistics.median(values) for values in zip(*steps[model])))
+             for model, found in of_peer.items()]
+    result = {"rows": rows, "torchrun": peers, "seed": arguments.seed}
+    medians = {one["case"]: one["median_ms"] for one in rows if one["ranks"] == 2}
+    result |= {f"{case}_ms": median for case, median in medians.items()}
+    if "cnn" in of_peer and "python" in medians:
+        result["torchrun_ratio"] = round(peers[0]["torchrun_ms"] / medians["python"], 2)
+    for peer in peers:
+        if peer["model"] in medians:
+            result[f"{peer['model']}_cpp_ratio"] = round(peer["torchrun_ms"] / medians[peer["model"]], 2)
+    if not arguments.quick:
+        (folder / "cost").mkdir()
+        result["cost"] = undisturbed_cost(folder / "cost", arguments, 10 * arguments.seconds)
+    return result
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bin", type=lambda text: Path(text).resolve())
+    parser.add_argument("--json", action="store_true", help="one line")
+    parser.add_argument("--quick", action="store_true", help="under 55 s: one short turn of each, 2 ranks")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cases", default="cnn,mlp,python,sharded,all_dead")
+    parser.add_argument("--seconds", type=float, help="of kills, for each case in each turn")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # the runs are ended, too
+    arguments.seconds = arguments.seconds or (2 if arguments.quick else 15)
+    with tempfile.TemporaryDirectory(prefix="dtrain-bench-") as folder:
+        result = measure(arguments, Path(folder))
+    print(json.dumps(result, indent=None if arguments.json else 1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
