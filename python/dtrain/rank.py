@@ -46,7 +46,21 @@ def _end_of_script(session: Any, script: Path) -> int:
     return 1
 
 
+def _wait_for_a_start() -> None:
+    """In the waiting process of a host, which has imported torch and dtrain and nothing else: returns in each new rank."""
+    from . import session, trial  # noqa: F401
+    from ._native import serve_nursery
+
+    variables = dict(entry.split(b"=", 1) for entry in serve_nursery())
+    os.environb.clear()
+    os.environb.update(variables)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # as in a process that has just imported it
+
+
 def main() -> int:
+    if "DTRAIN_NURSERY" in os.environ:
+        _wait_for_a_start()
     try:
         marker = len(sys.argv) - 1 - sys.argv[::-1].index("--")
     except ValueError:

@@ -179,8 +179,9 @@ Outcome outcome_of_cancelled(const LaunchTask& task, const rank::ResumePoint& re
 
 Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, rank::ResumePoint resume, int restarts,
                      const std::function<std::optional<PlacedLaunch>()>& place_again) {
+  Standby standby;
   for (;;) {
-    const Attempt attempt{running, placed, resume};
+    const Attempt attempt{running, placed, resume, standby};
     const int number = rank::attempt_number(running.folder);
     Json fields = to_json(resume);
     fields["attempt"] = number;
