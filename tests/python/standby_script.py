@@ -1,6 +1,7 @@
 """A script that says what its process is like, and trains until its run is long enough."""
 import json
 import os
+import sys
 import time
 
 import numpy
@@ -8,6 +9,8 @@ import torch
 
 import dtrain
 
+if os.path.exists(os.environ["DTRAIN_RUN_DIR"] + "/../sets-variables"):
+    os.environ["TORCHDYNAMO_CACHE_SIZE_LIMIT"] = "3"
 session = dtrain.init()
 names = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "DTRAIN_RANK", "DTRAIN_NURSERY", "DTRAIN_RESUME_FROM", "COLOUR")
 torch.manual_seed(3)
@@ -16,7 +19,7 @@ print("facts", json.dumps({
     "cpus": sorted(os.sched_getaffinity(0)), "group": os.getpgrp() == os.getpid(), "stream": numpy.random.get_state()[1].tolist()[:8],
     "variables": {name: os.environ.get(name) for name in names},
     "os": {name: value for name, value in os.environ.items() if name not in names and not name.startswith("DTRAIN_")},
-    "priority": os.getpriority(os.PRIO_PROCESS, 0), "signals": open("/proc/self/status").read().partition("SigBlk")[2][:120],
+    "imported": "torch._dynamo" in sys.modules, "priority": os.getpriority(os.PRIO_PROCESS, 0), "signals": open("/proc/self/status").read().partition("SigBlk")[2][:120],
     "product": (torch.randn(64, 64) @ torch.randn(64, 64)).double().sum().item()}), flush=True)
 model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Dropout(0.3), torch.nn.ReLU(), torch.nn.Linear(32, 4))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
