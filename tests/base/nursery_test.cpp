@@ -25,6 +25,15 @@ namespace {
 using testing::HasSubstr;
 using namespace std::chrono_literals;
 
+class NurseryTest : public testing::Test {
+ protected:
+  void SetUp() override {
+#ifdef __SANITIZE_THREAD__
+    GTEST_SKIP() << "ThreadSanitizer has a thread of its own in each process";
+#endif
+  }
+};
+
 ProcessOptions program(const std::string& before = "nothing") {
   return {.command = {NURSERY_CHILD, before}, .environment = {{"COLOUR", "red"}}};
 }
@@ -58,7 +67,7 @@ bool has_children() {
   return ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
 }
 
-TEST(Nursery, NewProcessesAreOwnChildrenWithWhatTheyWereGiven) {
+TEST_F(NurseryTest, NewProcessesAreOwnChildrenWithWhatTheyWereGiven) {
   {
     Nursery nursery(program());
     ASSERT_TRUE(settles(nursery));
@@ -87,7 +96,7 @@ TEST(Nursery, NewProcessesAreOwnChildrenWithWhatTheyWereGiven) {
   EXPECT_FALSE(has_children());
 }
 
-TEST(Nursery, SaysExactlyHowAProcessHasEnded) {
+TEST_F(NurseryTest, SaysExactlyHowAProcessHasEnded) {
   Nursery nursery(program());
   ASSERT_TRUE(settles(nursery));
   ProcessOptions options = program();
@@ -97,7 +106,7 @@ TEST(Nursery, SaysExactlyHowAProcessHasEnded) {
   EXPECT_EQ(answer.process->wait().signal, SIGSEGV);
 }
 
-TEST(Nursery, BindsAProcessToItsCores) {
+TEST_F(NurseryTest, BindsAProcessToItsCores) {
   cpu_set_t mine;
   ASSERT_EQ(::sched_getaffinity(0, sizeof mine, &mine), 0);
   int last = 0;
@@ -116,7 +125,7 @@ TEST(Nursery, BindsAProcessToItsCores) {
   EXPECT_EQ(nursery.look(), Nursery::State::kReady);
 }
 
-TEST(Nursery, MakesNoProcessForOtherConditionsThanItHasLoadedUnder) {
+TEST_F(NurseryTest, MakesNoProcessForOtherConditionsThanItHasLoadedUnder) {
   Nursery nursery(program());
   ASSERT_TRUE(settles(nursery));
   ProcessOptions other_variable = program();
@@ -126,7 +135,7 @@ TEST(Nursery, MakesNoProcessForOtherConditionsThanItHasLoadedUnder) {
   EXPECT_TRUE(ask(nursery, program()).process);
 }
 
-TEST(Nursery, ItsDeathLeavesItsProcesses) {
+TEST_F(NurseryTest, ItsDeathLeavesItsProcesses) {
   Nursery nursery(program());
   ASSERT_TRUE(settles(nursery));
   ProcessOptions options = program();
@@ -143,7 +152,7 @@ TEST(Nursery, ItsDeathLeavesItsProcesses) {
 }
 
 // A nursery that was killed a moment ago, or is stopped: nobody has noticed yet.
-TEST(Nursery, OneThatDoesNotAnswerIsEnded) {
+TEST_F(NurseryTest, OneThatDoesNotAnswerIsEnded) {
   for (const int signal : {SIGKILL, SIGSTOP}) {
     {
       Nursery nursery(program());
@@ -156,7 +165,7 @@ TEST(Nursery, OneThatDoesNotAnswerIsEnded) {
   }
 }
 
-TEST(Nursery, RefusesWhatAForkWouldNotCopy) {
+TEST_F(NurseryTest, RefusesWhatAForkWouldNotCopy) {
   const std::pair<const char*, const char*> cases[] = {{"threads", "has 2 threads"},
                                                        {"file", "has opened /"},
                                                        {"process", "has started other processes"},
@@ -169,7 +178,7 @@ TEST(Nursery, RefusesWhatAForkWouldNotCopy) {
   }
 }
 
-TEST(Nursery, EndsWithItsParent) {
+TEST_F(NurseryTest, EndsWithItsParent) {
   Pipe pipe = make_pipe();
   const pid_t parent = ::fork();
   if (parent == 0) {
@@ -189,7 +198,7 @@ TEST(Nursery, EndsWithItsParent) {
   }));
 }
 
-TEST(Nursery, AnyOtherProcessIsNone) {
+TEST_F(NurseryTest, AnyOtherProcessIsNone) {
   serve_nursery();  // it returns
 }
 

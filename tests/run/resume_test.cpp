@@ -145,7 +145,8 @@ class SlowRun {
   // Whether each rank of the second attempt is a fork of the waiting process.
   std::vector<bool> forks() const {
     std::vector<bool> forks;
-    for (const Json& event : events_named(run_.events(), "rank_started")) forks.push_back(event.contains("from_standby"));
+    for (const Json& event : events_named(run_.events(), "rank_started"))
+      forks.push_back(event.contains("from_standby"));
     return {forks.begin() + 2, forks.end()};
   }
 
@@ -157,6 +158,9 @@ class SlowRun {
 };
 
 TEST(Standby, NewRanksAreItsForksAndHaveTheSameBits) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer has a thread of its own in each process";
+#endif
   SlowRun slow;
   ASSERT_TRUE(eventually([&] { return slow.has("standby_ready"); })) << slow.launch().out();
   slow.kill_rank_1_and_end_well();
@@ -164,6 +168,9 @@ TEST(Standby, NewRanksAreItsForksAndHaveTheSameBits) {
 }
 
 TEST(Standby, WithoutItRanksAreStartedAnew) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer has a thread of its own in each process";
+#endif
   SlowRun slow;
   ASSERT_TRUE(eventually([&] { return slow.has("standby_ready"); })) << slow.launch().out();
   ::kill(slow.of_event("standby_started").at(0), SIGKILL);

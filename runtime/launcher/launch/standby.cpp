@@ -66,8 +66,7 @@ void Standby::begin(const Attempt& attempt) {
 
 void Standby::follow(const Attempt& attempt) {
   const Nursery::State state = nursery_->look();
-  const bool takes_too_long =
-      state == Nursery::State::kLoading && attempt.clock.monotonic() - began_ > kLongestLoading;
+  const bool takes_too_long = state == Nursery::State::kLoading && attempt.clock.monotonic() - began_ > kLongestLoading;
   if (state == Nursery::State::kReady && !std::exchange(is_ready_, true)) {
     const auto memory = host::read_process_memory(nursery_->pid()).value_or(host::ProcessMemory{});
     attempt.events.write(
