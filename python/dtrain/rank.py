@@ -46,6 +46,19 @@ def _end_of_script(session: Any, script: Path) -> int:
     return 1
 
 
+def _wait_for_a_start() -> None:
+    """In the waiting process of a host, which has imported torch and dtrain and nothing else: returns in each new rank."""
+    from . import session, trial  # noqa: F401
+    from ._native import serve_nursery
+    import torch._dynamo  # the first optimizer imports it, for a second
+
+    session.variables_of_fork = variables = dict(entry.split(b"=", 1) for entry in serve_nursery())
+    os.environb.clear()
+    os.environb.update(variables)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # as in a process that has just imported it
+
+
 def main() -> int:
     try:
         marker = len(sys.argv) - 1 - sys.argv[::-1].index("--")
@@ -59,6 +72,8 @@ def main() -> int:
     script = Path(target)
     sys.path[0] = str(script.parent)
     sys.argv = [str(script), *own]
+    if "DTRAIN_NURSERY" in os.environ:
+        _wait_for_a_start()
 
     from . import session
     from .trial import run_trial
@@ -67,7 +82,9 @@ def main() -> int:
     session.rank_arguments = arguments
     try:
         if name:
-            return run_trial(_trial_class(script, name), arguments)
+            trial = _trial_class(script, name)
+            session.start_anew_if_too_late()
+            return run_trial(trial, arguments)
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as leave:
         if leave.code in (None, 0):

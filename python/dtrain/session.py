@@ -24,6 +24,8 @@ _State = _native.ScriptLoop.State
 
 #: A rank program's arguments where `dtrain launch` or `dtrain run` has started the script (rank.py).
 rank_arguments: list[str] | None = None
+#: Those that a fork of the waiting interpreter was started with (rank.py); None: this process is none.
+variables_of_fork: dict[bytes, bytes] | None = None
 _session: Session | None = None
 _TWICE = "session.wrap() was called twice; a script with several models is a dtrain.Trial"
 
@@ -391,6 +393,19 @@ def _before_forward(module: torch.nn.Module, inputs: Any) -> None:
         session._open_batch(session._context.batch_size, 1.0)
 
 
+def start_anew_if_too_late() -> None:
+    """torch._dynamo reads its variables when it is imported, which in a fork was before the script could set them. A process
+    whose script has set some becomes one that was started."""
+    before = variables_of_fork
+    if before is None:
+        return
+    names = {name for name in before.keys() | os.environb.keys() if name.startswith((b"TORCH", b"PYTORCH"))}
+    if any(before.get(name) != os.environb.get(name) for name in names):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execve(sys.orig_argv[0], sys.orig_argv, before)
+
+
 def current() -> Session | None:
     """The session of this process, if init() was called."""
     return _session
@@ -411,6 +426,7 @@ def init(experiment: str | os.PathLike[str] | None = None, *, run_dir: str | os.
     if torchrun.record is not None:
         raise _native.ConfigError('init_process_group("dtrain") has begun the records of this script: call dtrain.init() before it, '
                                   "or set DTRAIN_RECORD=false")
+    start_anew_if_too_late()
     arguments, contents = arguments_of(experiment, run_dir, settings, rank_arguments)
     _session = Session(arguments)
     if contents is not None:  # the run has a copy

@@ -7,12 +7,15 @@
 #include <tuple>
 #include <vector>
 
+#include <unistd.h>
+
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/nursery.h"
 #include "dtrain/comm/control.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/rank_session.h"
@@ -174,6 +177,21 @@ std::tuple<at::Tensor, at::Tensor> add_rms_norm_of(const at::Tensor& input, cons
   return {result.normalized, result.sum};
 }
 
+pid_t fork_python() {
+  PyOS_BeforeFork();
+  const pid_t pid = ::fork();
+  pid == 0 ? PyOS_AfterFork_Child() : PyOS_AfterFork_Parent();
+  return pid;
+}
+
+// Returns the variables of the new process, as NAME=value.
+std::vector<py::bytes> serve_nursery_of_python() {
+  serve_nursery(fork_python);
+  std::vector<py::bytes> variables;
+  for (char** entry = environ; *entry; ++entry) variables.emplace_back(*entry);
+  return variables;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_native, module) {
@@ -185,6 +203,7 @@ PYBIND11_MODULE(_native, module) {
   add_optimizer_state(module);
   add_trial(module);
   add_unchanged_script(module);
+  module.def("serve_nursery", &serve_nursery_of_python);
   module.def("linear_cross_entropy", &linear_cross_entropy_of, Unlocked());
   module.def("add_layer_norm", &add_layer_norm_of, Unlocked());
   module.def("add_rms_norm", &add_rms_norm_of, Unlocked());

@@ -11,6 +11,7 @@
 
 #include "bindings.h"
 #include "dtrain/train/run_trial.h"
+#include "loop/rank_training.h"
 #include "python_error.h"
 #include "values.h"
 
@@ -171,8 +172,9 @@ int run_python_trial(const py::object& make, std::vector<std::string> arguments)
   int code = 0;
   {
     const py::gil_scoped_release unlocked;
-    code = run_trial(
-        static_cast<int>(arguments.size()), argv.data(),
+    train::RankTraining training;
+    code = train::run_training(
+        training, static_cast<int>(arguments.size()), argv.data(),
         [&](TrialContext& context) -> std::unique_ptr<Trial> { return std::make_unique<PythonTrial>(make, context); });
   }
   const int wanted = exit_code_asked_for().value_or(0);

@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <fstream>
 #include <string_view>
 
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <link.h>
+#include <linux/capability.h>
 #include <sched.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -42,6 +46,9 @@ struct Prepared {
   const char* folder = nullptr;
   bool bind = false;
   bool new_group = false;
+  bool ends_with_parent = false;
+  pid_t parent = 0;
+  std::optional<int> priority;
   int lowest_spare_fd = 3;
   int report_fd = -1;
 };
@@ -68,6 +75,11 @@ void close_all_on_exec() {
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 
+  if (prepared.ends_with_parent) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != prepared.parent) ::_exit(127);
+  }
+  if (prepared.priority) ::setpriority(PRIO_PROCESS, 0, *prepared.priority);
   if (prepared.new_group) ::setpgid(0, 0);
   close_all_on_exec();
   // The sources first move above all requested numbers, so that no mapping overwrites the source of another.
@@ -95,17 +107,23 @@ std::string find_program(const std::string& program, const std::vector<std::stri
   throw SystemError("cannot start '" + program + "'", ENOENT, "no folder of PATH holds a program of that name");
 }
 
-std::vector<std::string> child_environment(const ProcessOptions& options) {
-  std::vector<std::string> result;
-  for (char** entry = environ; *entry; ++entry) {
-    const std::string_view text = *entry;
-    const std::string name(text.substr(0, text.find('=')));
-    const bool dropped =
-        options.environment.contains(name) || std::ranges::find(options.unset, name) != options.unset.end();
-    if (!dropped) result.emplace_back(text);
+// True if a process of this user may lower its priority and later take this process's again.
+bool may_raise_priority(int priority) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NICE, &limit) == 0 && limit.rlim_cur >= static_cast<rlim_t>(20 - priority)) return true;
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (!line.starts_with("CapEff:")) continue;
+    return (std::stoull(line.substr(7), nullptr, 16) >> CAP_SYS_NICE & 1) != 0;
   }
-  for (const auto& [name, value] : options.environment) result.push_back(name + "=" + value);
-  return result;
+  return false;
+}
+
+std::optional<int> background_priority() {
+  constexpr int kLower = 10;
+  const int mine = ::getpriority(PRIO_PROCESS, 0);
+  if (!may_raise_priority(mine)) return std::nullopt;
+  return mine + kLower;
 }
 
 std::vector<char*> pointers(std::vector<std::string>& strings) {
@@ -166,7 +184,7 @@ std::string ExitStatus::describe() const {
 Process Process::start(const ProcessOptions& options) {
   if (options.command.empty()) throw SystemError("cannot start a process: no program given", EINVAL);
   std::vector<std::string> arguments = options.command;
-  std::vector<std::string> environment = child_environment(options);
+  std::vector<std::string> environment = environment_of(options);
   const std::string program = find_program(options.command.front(), environment);
   Prepared prepared;
   prepared.program = program.c_str();
@@ -174,6 +192,9 @@ Process Process::start(const ProcessOptions& options) {
   prepared.environment = pointers(environment);
   prepared.folder = options.working_folder.empty() ? nullptr : options.working_folder.c_str();
   prepared.new_group = options.new_process_group;
+  prepared.ends_with_parent = options.ends_with_parent;
+  prepared.parent = ::getpid();
+  if (options.in_background) prepared.priority = background_priority();
   for (const auto& [child, parent] : options.fds) {
     prepared.fds.push_back({child, parent});
     prepared.lowest_spare_fd = std::max(prepared.lowest_spare_fd, child + 1);
@@ -218,6 +239,28 @@ Process Process::start(const ProcessOptions& options) {
     throw SystemError("cannot watch process " + std::to_string(pid), code, "dtrain needs Linux 5.3 or newer");
   }
   return Process(pid, std::move(pidfd), options.new_process_group);
+}
+
+Process Process::adopt(pid_t pid) {
+  UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  siginfo_t info{};
+  if (!pidfd || ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0) {
+    throw SystemError("process " + std::to_string(pid) + " is no child of this one", errno);
+  }
+  return Process(pid, std::move(pidfd), /*own_group=*/true);
+}
+
+std::vector<std::string> environment_of(const ProcessOptions& options) {
+  std::vector<std::string> result;
+  for (char** entry = environ; *entry; ++entry) {
+    const std::string_view text = *entry;
+    const std::string name(text.substr(0, text.find('=')));
+    const bool dropped =
+        options.environment.contains(name) || std::ranges::find(options.unset, name) != options.unset.end();
+    if (!dropped) result.emplace_back(text);
+  }
+  for (const auto& [name, value] : options.environment) result.push_back(name + "=" + value);
+  return result;
 }
 
 Process::Process(Process&& other) noexcept

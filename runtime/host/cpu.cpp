@@ -45,8 +45,19 @@ constexpr double kOtherClock = 0.2;  // cores whose highest rates differ by more
 
 using Topology = std::unique_ptr<hwloc_topology, void (*)(hwloc_topology_t)>;
 
+// hwloc opens its plugins for the first topology, and closes them with the last. An empty one stays, so that they are
+// opened once.
+void keep_plugins() {
+  static const hwloc_topology_t kept = [] {
+    hwloc_topology_t empty = nullptr;
+    return hwloc_topology_init(&empty) == 0 ? empty : nullptr;
+  }();
+  static_cast<void>(kept);
+}
+
 // Loads only processors, cores, packages and NUMA nodes: devices and caches would take many times as long.
 Topology load_topology(const std::filesystem::path& xml) {
+  keep_plugins();
   hwloc_topology_t raw = nullptr;
   if (hwloc_topology_init(&raw) != 0) return {nullptr, hwloc_topology_destroy};
   Topology topology(raw, hwloc_topology_destroy);

@@ -40,6 +40,12 @@ std::string read_start_report(int fd) {
 }  // namespace
 
 MonitorProcess start_monitor(const MonitorOptions& options) {
+  MonitorProcess monitor = begin_monitor(options);
+  await_monitor(monitor, options);
+  return monitor;
+}
+
+MonitorProcess begin_monitor(const MonitorOptions& options) {
   UnixListener listener =
       options.socket.empty() ? UnixListener::create("agent") : UnixListener::create_named(options.socket);
   Pipe ready = make_pipe();
@@ -59,13 +65,15 @@ MonitorProcess start_monitor(const MonitorOptions& options) {
   ProcessOptions start;
   start.command = {find_monitor().string(), to_line(settings)};
   start.fds = {{kSocketFd, listener.fd()}, {kReadyFd, ready.writer.get()}};
-  MonitorProcess monitor{Process::start(start), listener.name()};
-  ready.writer.reset();
-  if (const std::string problem = read_start_report(ready.reader.get()); !problem.empty()) {
-    throw Error("cannot start the monitor of host '" + options.agent_id + "': " + problem,
-                "see the monitor's log in " + (options.profile_folder.parent_path() / "logs").string());
-  }
-  return monitor;
+  return {Process::start(start), listener.name(), std::move(ready.reader)};
+}
+
+void await_monitor(MonitorProcess& monitor, const MonitorOptions& options) {
+  const std::string problem = read_start_report(monitor.report.get());
+  monitor.report.reset();
+  if (problem.empty()) return;
+  throw Error("cannot start the monitor of host '" + options.agent_id + "': " + problem,
+              "see the monitor's log in " + (options.profile_folder.parent_path() / "logs").string());
 }
 
 ExitStatus finish_monitor(MonitorProcess& monitor, std::chrono::milliseconds patience) {
@@ -82,8 +90,11 @@ ExitStatus finish_monitor(MonitorProcess& monitor, std::chrono::milliseconds pat
   return monitor.process.wait();
 }
 
-KeptMonitor::KeptMonitor(MonitorOptions options, const Clock& clock)
-    : options_(std::move(options)), clock_(clock), monitor_(start_monitor(options_)), started_at_(clock.monotonic()) {
+KeptMonitor::KeptMonitor(MonitorOptions options, const Clock& clock, Start start)
+    : options_(std::move(options)),
+      clock_(clock),
+      monitor_(start == Start::kReady ? start_monitor(options_) : begin_monitor(options_)),
+      started_at_(clock.monotonic()) {
   options_.socket = monitor_.socket;
 }
 

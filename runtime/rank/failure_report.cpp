@@ -262,6 +262,7 @@ void FailureReport::report(const std::exception& error) {
   comm::ControlPlane* const control = membership_ && membership_->is_connected() ? &membership_->control() : nullptr;
   const int rank = control ? control->world().rank : identity_.world().rank;
   const FailureCause cause = find_cause(error, rank, step(), control);
+  follows_ = !cause.primary;
   // A rank that follows another one has no failure to report, so it writes its events first: mpirun may kill it.
   if (!cause.primary) write_events(cause);
   // A launcher on this host reads the cause at once. Informing the other ranks may have to wait for them.

@@ -124,6 +124,8 @@ class FailureReport {
   void stop_timer() { timer_.cancel(); }
   // The run is over: report() does nothing from now on.
   void close();
+  // True once it was reported that another rank has failed first.
+  bool follows() const { return follows_; }
 
  private:
   static void at_exit(int code, void*);
@@ -146,6 +148,7 @@ class FailureReport {
   std::string log_file_;
   std::atomic<std::int64_t> step_{-1};
   std::atomic<bool> closed_{false};
+  std::atomic<bool> follows_{false};
   std::function<void(const std::exception&)> fail_;
   ExitTimer timer_;  // uses all of the above
 };

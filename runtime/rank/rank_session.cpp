@@ -264,7 +264,12 @@ int RankSession::fail(const std::exception& error) {
     failure_report_->report(Error(text + more));
   }
   recording_->flush_after_failure();
+  if (is_replaced() && files_->tensorboard) files_->tensorboard->finish();
   return static_cast<int>(ExitCode::kRunFailed);
+}
+
+bool RankSession::is_replaced() const {
+  return identity_->environment.is_child() && failure_report_->follows();
 }
 
 void RankSession::on_launcher_end() {

@@ -10,6 +10,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/limits.h"
+#include "dtrain/base/nursery.h"
 #include "dtrain/comm/control.h"
 #include "dtrain/host/processes.h"
 #include "dtrain/rank/checkpoint_folder.h"
@@ -178,6 +179,7 @@ RankSession::RankSession(const RankOptions& options)
 }
 
 std::unique_ptr<RankSession> RankSession::start(const RankOptions& options) {
+  serve_nursery();  // first of all: it returns in a process that has no other traces of this rank's start
   std::unique_ptr<RankSession> session(new RankSession(options));
   RankSession& self = *session;
   prepare_for_limits();

@@ -114,6 +114,77 @@ TEST(Restart, TheirNumberCountsAnewAfterProgress) {
   expect_whole(run.run_dir());
 }
 
+// A run whose steps are slow until a file is there.
+class SlowRun {
+ public:
+  explicit SlowRun(const std::string& more = "")
+      : run_({.slots = 2,
+              .batches = kBatches,
+              .hyperparameters = "checkpoint_every: 5, step_ms: 200, until_file: " + file_.string(),
+              .more = "max_restarts: 1\n" + more}),
+        launch_(run_.launch()) {}
+  TestRun& run() { return run_; }
+  Command& launch() { return launch_; }
+
+  // The processes of these events.
+  std::vector<pid_t> of_event(const std::string& name) const {
+    std::vector<pid_t> pids;
+    for (const Json& event : events_named(run_.events(), name)) pids.push_back(event.at("pid"));
+    return pids;
+  }
+  bool has(const std::string& event) const { return !events_named(run_.events(), event).empty(); }
+  void kill_rank_1_and_end_well() {
+    ASSERT_TRUE(run_.reached(1, 6));
+    ::kill(of_event("rank_started").at(1), SIGKILL);
+    ASSERT_TRUE(eventually([&] { return events_named(run_.events(), "attempt_started").size() == 2; }));
+    std::ofstream(file_) << "now";
+    EXPECT_EQ(launch_.wait().describe(), "exit status 0") << launch_.out() << launch_.err();
+    expect_whole(run_.run_dir());
+    run_.expect_nothing_left();
+  }
+  // Whether each rank of the second attempt is a fork of the waiting process.
+  std::vector<bool> forks() const {
+    std::vector<bool> forks;
+    for (const Json& event : events_named(run_.events(), "rank_started"))
+      forks.push_back(event.contains("from_standby"));
+    return {forks.begin() + 2, forks.end()};
+  }
+
+ private:
+  TemporaryFolder folder_;
+  fs::path file_ = folder_.path() / "fast";
+  TestRun run_;
+  Command launch_;
+};
+
+TEST(Standby, NewRanksAreItsForksAndHaveTheSameBits) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer has a thread of its own in each process";
+#endif
+  SlowRun slow;
+  ASSERT_TRUE(eventually([&] { return slow.has("standby_ready"); })) << slow.launch().out();
+  slow.kill_rank_1_and_end_well();
+  EXPECT_THAT(slow.forks(), ElementsAre(true, true));
+}
+
+TEST(Standby, WithoutItRanksAreStartedAnew) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer has a thread of its own in each process";
+#endif
+  SlowRun slow;
+  ASSERT_TRUE(eventually([&] { return slow.has("standby_ready"); })) << slow.launch().out();
+  ::kill(slow.of_event("standby_started").at(0), SIGKILL);
+  slow.kill_rank_1_and_end_well();
+  EXPECT_THAT(slow.forks(), ElementsAre(false, false));
+}
+
+TEST(Standby, IsNotThereWhereItIsSwitchedOff) {
+  SlowRun slow("recovery: {standby: 0}\n");
+  slow.kill_rank_1_and_end_well();
+  EXPECT_THAT(slow.forks(), ElementsAre(false, false));
+  EXPECT_FALSE(slow.has("standby_started"));
+}
+
 // The run is further than its beginning, whatever can be read of it: nobody begins anew, and nothing is deleted.
 TEST(Restart, DoesNotBeginAnewWhereNoCheckpointCanBeRead) {
   for (const bool for_a_moment : {false, true}) {

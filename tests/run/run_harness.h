@@ -151,6 +151,7 @@ class TestRun {
       const std::string name = event.value("event", "");
       if (name == "run_started") result["launcher"] = event.at("pid").get<pid_t>();
       if (name == "agent_started") result["agent"] = event.at("pid").get<pid_t>();
+      if (name == "standby_started") result["standby"] = event.at("pid").get<pid_t>();
       if (name == "rank_started") result["rank " + event.at("rank").dump()] = event.at("pid").get<pid_t>();
     }
     return result;

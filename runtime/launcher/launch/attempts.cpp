@@ -186,8 +186,9 @@ Outcome outcome_of_cancelled(const LaunchTask& task, const rank::ResumePoint& re
 Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, rank::ResumePoint resume, int restarts,
                      const std::function<std::optional<PlacedLaunch>()>& place_again) {
   Recoveries recoveries(running);
+  Standby standby;
   for (;;) {
-    const Attempt attempt{running, placed, resume, &recoveries};
+    const Attempt attempt{running, placed, resume, &recoveries, standby};
     const int number = rank::attempt_number(running.folder);
     Json fields = to_json(resume);
     fields["attempt"] = number;

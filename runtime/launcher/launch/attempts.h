@@ -22,6 +22,7 @@
 #include "dtrain/rank/screen.h"
 #include "dtrain/rank/stop_requests.h"
 #include "launch/launch_task.h"
+#include "launch/standby.h"
 #include "plan/launch_plan.h"
 
 namespace dtrain::launcher {
@@ -99,7 +100,8 @@ struct RunningLaunch {
 struct Attempt : RunningLaunch {
   const PlacedLaunch& placed;
   rank::ResumePoint resume;  // the checkpoint from which the ranks go on
-  Recoveries* recoveries = nullptr;
+  Recoveries* recoveries;
+  Standby& standby;
 
   // Shows the progress.
   void take(const rank::Progress& progress) const;
@@ -132,6 +134,7 @@ struct Patience {
 // wait.
 inline constexpr Patience kPatienceWithRank{std::chrono::milliseconds(500), std::chrono::seconds(5)};
 inline constexpr Patience kPatienceWithStartingRank{std::chrono::milliseconds(100), std::chrono::seconds(5)};
+inline constexpr Patience kPatienceWithSavingRank{std::chrono::seconds(10), std::chrono::seconds(10)};
 inline constexpr Patience kPatienceWithRankOfPod{std::chrono::seconds(3), std::chrono::seconds(10)};
 inline constexpr Patience kPatienceWithJob{std::chrono::seconds(8), std::chrono::seconds(12)};
 inline constexpr Patience kPatienceWithSilentHost{std::chrono::milliseconds(1500), std::chrono::milliseconds(2500)};

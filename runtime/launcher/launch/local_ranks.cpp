@@ -119,9 +119,9 @@ Outcome local_outcome(const rank::RunFolder& folder, const std::vector<RankProce
 
 }  // namespace
 
-RankProcess RankProcess::start(const PlacedLaunch& placed, const rank::RankPlacement& placement,
-                               rank::Handover handover, const std::filesystem::path& log,
-                               const rank::Variables& variables) {
+RankProcess RankProcess::start(const Attempt& attempt, const rank::RankPlacement& placement, rank::Handover handover,
+                               const std::filesystem::path& log, const rank::Variables& variables) {
+  const PlacedLaunch& placed = attempt.placed;
   const UniqueFd output(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!output) throw SystemError("cannot write the log " + log.string(), errno);
   const UniqueFd input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -149,7 +149,7 @@ RankProcess RankProcess::start(const PlacedLaunch& placed, const rank::RankPlace
   options.environment[scheduler::kRankMark] = scheduler::rank_mark(handover.launcher_pid);
   options.fds = {{0, input.get()}, {1, output.get()}, {2, output.get()}, {kLinkFd, theirs.get()}};
   options.cpus = placement.cpus;
-  return RankProcess(placement.rank, Process::start(options), std::move(link));
+  return RankProcess(placement.rank, attempt.standby.start(options), std::move(link));
 }
 
 void RankProcess::read_link(std::optional<rank::Progress>* progress) {
@@ -175,6 +175,8 @@ void RankProcess::read_link(std::optional<rank::Progress>* progress) {
       } else if (type == "state") {
         joined_ = true;
         finished_ = finished_ || json.value("state", std::string()) == "finished";
+      } else if (type == "saving") {
+        saves_ = true;
       } else if (type == "error" && !error_) {
         error_ = rank::error_of(json);
       }
@@ -195,16 +197,17 @@ void LocalRanks::start(const rank::Handover& handover, const rank::Variables& va
     const auto log = attempt_.folder.log(placement.rank);
     const std::string name = "rank " + std::to_string(placement.rank);
     try {
-      ranks_.push_back(RankProcess::start(attempt_.placed, placement, handover, log, variables));
+      ranks_.push_back(RankProcess::start(attempt_, placement, handover, log, variables));
     } catch (const Error& error) {
       return fail({-1, name + " could not be started: " + describe(error), error.remedy()});
     }
     tail_.add(placement.rank, log);
     const pid_t pid = ranks_.back().process().pid();
     attempt_.task.add_process(name, pid);
-    attempt_.events.write(
-        "rank_started",
-        {{"rank", placement.rank}, {"pid", pid}, {"start_ticks", host::start_ticks(pid)}, {"cpus", placement.cpus}});
+    Json fields{
+        {"rank", placement.rank}, {"pid", pid}, {"start_ticks", host::start_ticks(pid)}, {"cpus", placement.cpus}};
+    if (ranks_.back().is_fork()) fields["from_standby"] = true;
+    attempt_.events.write("rank_started", fields);
   }
 }
 
@@ -272,6 +275,7 @@ void LocalRanks::judge() {
     if (auto failure = failure_of(rank, attempt_.placed, interrupts_ > 0, kills_)) fail(std::move(*failure));
   }
   look_after_monitor();
+  if (!failure_ && interrupts_ == 0 && all_joined() && !all_ended()) attempt_.standby.look_after(attempt_);
 }
 
 void LocalRanks::look_after_monitor() {
@@ -333,7 +337,8 @@ void LocalRanks::signal_all(int signal) {
 Outcome run_local(const Attempt& attempt) {
   const PlacedLaunch& placed = attempt.placed;
   LocalRanks ranks(attempt);
-  profile::KeptMonitor monitor(monitor_options(placed, attempt.folder), attempt.clock);
+  profile::KeptMonitor monitor(monitor_options(placed, attempt.folder), attempt.clock,
+                               profile::KeptMonitor::Start::kBegun);
   attempt.events.write("agent_started", {{"agent", placed.host}, {"pid", monitor.pid()}});
   ranks.keep_monitor(monitor);
 
@@ -346,6 +351,7 @@ Outcome run_local(const Attempt& attempt) {
   handover.on_gpus = placed.on_gpus();
   handover.resume_from = attempt.resume.path;
   ranks.start(handover, attempt.variables);
+  monitor.await();
   watch_ranks(attempt, ranks);
   Outcome outcome = ranks.outcome();
   std::error_code ignored;

@@ -23,7 +23,7 @@ namespace dtrain::launcher {
 class RankProcess {
  public:
   // Its output goes to `log`. SystemError when the program cannot be started.
-  static RankProcess start(const PlacedLaunch& placed, const rank::RankPlacement& placement, rank::Handover handover,
+  static RankProcess start(const Attempt& attempt, const rank::RankPlacement& placement, rank::Handover handover,
                            const std::filesystem::path& log, const rank::Variables& variables);
 
   int rank() const { return rank_; }
@@ -40,20 +40,26 @@ class RankProcess {
   bool joined() const { return joined_; }      // has connected to the other ranks of this run
   bool finished() const { return finished_; }  // has trained to the end, or stopped as requested
   bool was_asked_to_end() const { return hanging_.has_begun(); }
+  bool is_fork() const { return is_fork_; }    // of the waiting process
   // Ends the process if it hangs. `since`: the time since another rank has failed.
   void end(Nanoseconds since) {
-    hanging_.end(process_, since, joined_ ? kPatienceWithRank : kPatienceWithStartingRank);
+    hanging_.end(process_, since,
+                 saves_    ? kPatienceWithSavingRank
+                 : joined_ ? kPatienceWithRank
+                           : kPatienceWithStartingRank);
   }
 
  private:
-  RankProcess(int rank, Process process, UnixSocket link)
-      : rank_(rank), process_(std::move(process)), link_(std::move(link)) {}
+  RankProcess(int rank, Standby::Started started, UnixSocket link)
+      : rank_(rank), process_(std::move(started.process)), is_fork_(started.is_fork), link_(std::move(link)) {}
   int rank_;
   Process process_;
+  bool is_fork_;
   UnixSocket link_;
   HangingProcess hanging_;
   bool joined_ = false;
   bool finished_ = false;
+  bool saves_ = false;  // the training state, after the failure of another rank
   std::optional<rank::ErrorMessage> error_;
   std::optional<ExitStatus> status_;
 };

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <iostream>
 #include <utility>
 
 #include <ATen/Parallel.h>
@@ -334,9 +336,23 @@ int RankTraining::fail() {
   exit_code_ = train::fail(*session_);
   const c10::Device device = context_ ? context_->device() : c10::Device(at::kCPU);
   if (has_failed(device)) end_process(*session_, exit_code_);
+  if (session_->is_replaced()) {
+    abandon();
+    return exit_code_;
+  }
   close();
   session_.reset();
   return exit_code_;
+}
+
+void RankTraining::abandon() {
+  session_->log()->flush();
+  static_cast<void>(loop_.release());
+  static_cast<void>(step_.release());
+  static_cast<void>(trial_.release());
+  static_cast<void>(context_.release());
+  static_cast<void>(session_.release());
+  abandoned_ = true;
 }
 
 void RankTraining::close() {
@@ -347,22 +363,30 @@ void RankTraining::close() {
   stream_.reset();
 }
 
+int run_training(RankTraining& training, int argc, char** argv, const TrialFactory& make_trial, bool for_model) {
+  if (!training.open(argc, argv, for_model)) return training.exit_code();
+  try {
+    training.prepare(make_trial(training.context()));
+    TrainingLoop& loop = training.loop();
+    auto outcome = loop.begin();
+    while (outcome == TrainingLoop::Outcome::kGoOn) outcome = loop.run_round();
+    return training.finish(outcome);
+  } catch (...) {
+    return training.fail();
+  }
+}
+
 }  // namespace dtrain::train
 
 namespace dtrain {
 
 int run_trial(int argc, char** argv, const TrialFactory& make_trial, bool for_model) {
   train::RankTraining training;
-  if (!training.open(argc, argv, for_model)) return training.exit_code();
-  try {
-    training.prepare(make_trial(training.context()));
-    train::TrainingLoop& loop = training.loop();
-    auto outcome = loop.begin();
-    while (outcome == train::TrainingLoop::Outcome::kGoOn) outcome = loop.run_round();
-    return training.finish(outcome);
-  } catch (...) {
-    return training.fail();
-  }
+  const int code = train::run_training(training, argc, argv, make_trial, for_model);
+  if (!training.is_abandoned()) return code;
+  std::cout.flush();
+  std::fflush(nullptr);
+  ::_exit(code);
 }
 
 }  // namespace dtrain

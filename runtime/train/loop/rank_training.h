@@ -33,11 +33,15 @@ class RankTraining {
   int finish(TrainingLoop::Outcome outcome);
   // Called instead of finish(): ends the run with the exception that is being handled. Returns the exit code.
   int fail();
+  // True after fail() if this rank ends because another one has failed and its launcher replaces both: then the
+  // objects of the run are left as they are, their threads too, and the process must end at once.
+  bool is_abandoned() const { return abandoned_; }
   int exit_code() const { return exit_code_; }
 
  private:
   void open_device();
   void close();  // closes everything but the session
+  void abandon();
 
   // Each member uses those before it.
   std::unique_ptr<rank::RankSession> session_;
@@ -47,6 +51,10 @@ class RankTraining {
   std::unique_ptr<TrainingStep> step_;
   std::unique_ptr<TrainingLoop> loop_;
   int exit_code_ = 0;
+  bool abandoned_ = false;
 };
+
+// Carries out the whole training. Returns the process's exit code. Collective.
+int run_training(RankTraining& training, int argc, char** argv, const TrialFactory& make_trial, bool for_model = false);
 
 }  // namespace dtrain::train

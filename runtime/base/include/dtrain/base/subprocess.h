@@ -34,6 +34,8 @@ struct ProcessOptions {
   std::vector<int> cpus;                           // affinity; empty: as this process
   std::filesystem::path working_folder;            // empty: as this process
   bool new_process_group = true;                   // so that a terminal's Ctrl-C reaches only the launcher
+  bool in_background = false;     // at a lower priority, if the process may take this one's priority again
+  bool ends_with_parent = false;  // SIGKILL when the thread that starts it ends
 };
 
 // A child process. The destructor kills it (SIGKILL to its group) and reaps it, so no orphan and no zombie is left. If
@@ -42,6 +44,8 @@ class Process {
  public:
   // SystemError if the program cannot be started; it names the program and the reason.
   static Process start(const ProcessOptions& options);
+  // Takes over a child of this process that leads its own process group. SystemError: it is no such child.
+  static Process adopt(pid_t pid);
   Process(Process&&) noexcept;
   Process& operator=(Process other) noexcept;
   ~Process();
@@ -64,6 +68,9 @@ class Process {
   bool own_group_ = false;
   std::optional<ExitStatus> status_;
 };
+
+// Returns the variables ("NAME=value") that a process with these options starts with.
+std::vector<std::string> environment_of(const ProcessOptions& options);
 
 // Returns the first line that a program prints; empty if the program fails or takes longer than 5 s. SystemError if it
 // cannot be started.

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "dtrain/base/clock.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/host/gpus.h"
@@ -39,12 +40,16 @@ struct MonitorOptions {
 struct MonitorProcess {
   Process process;     // in its own process group: a terminal's Ctrl-C does not reach it
   std::string socket;  // for Recorder::Options::monitor_socket
+  UniqueFd report;     // its report about its start; none once that has been read
 };
 
 // Starts bin/dtrain-agent, found relative to this library. Returns once the monitor is ready for ranks; SystemError or
 // Error with the reason if it does not become ready. Its output goes to <run>/logs/agent-<id>.log if that folder
 // exists. If this process ends, the monitor ends as soon as no rank is left.
 MonitorProcess start_monitor(const MonitorOptions& options);
+// Do the same in two steps. In between ranks may be started: the monitor's socket accepts them already.
+MonitorProcess begin_monitor(const MonitorOptions& options);
+void await_monitor(MonitorProcess& monitor, const MonitorOptions& options);
 
 // The monitor's exit code if something could not be written; its log says what.
 inline constexpr int kRecordsLost = 3;
@@ -60,8 +65,10 @@ ExitStatus finish_monitor(MonitorProcess& monitor, std::chrono::milliseconds pat
 // thread.
 class KeptMonitor {
  public:
-  // Starts it; throws as start_monitor() does.
-  explicit KeptMonitor(MonitorOptions options, const Clock& clock);
+  // Starts it; throws as start_monitor() does. With kBegun it may not be ready yet: await() must be called.
+  enum class Start { kReady, kBegun };
+  explicit KeptMonitor(MonitorOptions options, const Clock& clock, Start start = Start::kReady);
+  void await() { await_monitor(monitor_, options_); }
 
   // The findings and actions of look().
   struct Change {

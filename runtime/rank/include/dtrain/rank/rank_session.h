@@ -177,6 +177,9 @@ class RankSession {
   // To be called if an exception has ended the training: publishes the cause, unless another rank's failure led to it.
   // Returns exit code 1.
   int fail(const std::exception& error);
+  // True after fail() if another rank's failure has led to it and `dtrain launch` started this rank: it starts all
+  // ranks again, or ends the run, so that this process may end without freeing anything.
+  bool is_replaced() const;
 
  private:
   explicit RankSession(const RankOptions& options);
