@@ -90,6 +90,7 @@ struct RunningLaunch {
 struct Attempt : RunningLaunch {
   const PlacedLaunch& placed;
   rank::ResumePoint resume;  // the checkpoint from which the ranks go on
+  std::filesystem::path memory_folder{};  // for states in memory; empty: none are kept
 };
 
 // Starts the ranks with the launcher of the plan, at first where `resume` says. Starts them again from the newest

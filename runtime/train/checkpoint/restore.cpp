@@ -6,6 +6,9 @@
 #include <set>
 #include <string_view>
 
+#include <fcntl.h>
+#include <sys/mman.h>
+
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <ATen/core/grad_mode.h>
@@ -133,11 +136,39 @@ std::string trial_of(const Json& facts) {
 
 }  // namespace
 
+// A file in memory. Nothing writes or shortens it while it is mapped: a state has its name only while it is whole.
+class StateReader::MappedFile {
+ public:
+  explicit MappedFile(const std::filesystem::path& path) : bytes_(fs::file_size(path)) {
+    const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    void* const place =
+        fd ? ::mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd.get(), 0) : MAP_FAILED;
+    if (place == MAP_FAILED) throw SystemError("cannot map " + path.string(), errno);
+    data_ = static_cast<std::byte*>(place);
+    ::mprotect(place, bytes_, PROT_READ | PROT_WRITE);  // a mean may be summed up in place, in pages of this process
+  }
+  ~MappedFile() { ::munmap(data_, bytes_); }
+  MappedFile& operator=(MappedFile&&) = delete;
+
+  // Returns the tensor without a copy; empty: its place or type does not allow that.
+  std::optional<at::Tensor> tensor(const data::SafetensorsEntry& entry) const {
+    const at::ScalarType type = scalar_type_of(entry.dtype);
+    if (entry.bytes == 0 || entry.offset % c10::elementSize(type) != 0 || entry.offset + entry.bytes > bytes_) return {};
+    return at::from_blob(data_ + entry.offset, entry.shape, at::TensorOptions().dtype(type));
+  }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
 struct StateReader::File {
-  explicit File(const std::filesystem::path& path) : file(path) {
+  File(const std::filesystem::path& path, bool in_memory) : file(path) {
+    if (in_memory) mapped.emplace(path);
     for (const auto& entry : file.entries()) entries[entry.name] = &entry;
   }
   data::SafetensorsFile file;
+  std::optional<MappedFile> mapped;
   std::map<std::string, const data::SafetensorsEntry*> entries;
   Json values;  // numbers and texts of a rank's file
 };
@@ -323,6 +354,7 @@ StateReader::StateReader(const std::filesystem::path& checkpoint, int rank, int 
     : folder_(checkpoint), rank_(rank), world_size_(world_size), one_state_(one_state) {
   const Json manifest = read_json(folder_ / checkpoints::kManifestFile);
   about_ = manifest.at("about");
+  in_memory_ = manifest.at("checksum") == "none";
   world_size_before_ = about_.at("world_size").get<int>();
 }
 
@@ -330,7 +362,7 @@ StateReader::~StateReader() = default;
 
 StateReader::File* StateReader::file(const std::string& name) {
   auto& opened = files_[name];
-  if (!opened) opened = std::make_unique<File>(folder_ / name);
+  if (!opened) opened = std::make_unique<File>(folder_ / name, in_memory_);
   return opened.get();
 }
 
@@ -348,6 +380,9 @@ std::optional<at::Tensor> StateReader::read(const std::string& name, const std::
   File& from = *file(name);
   const auto found = from.entries.find(tensor);
   if (found == from.entries.end()) return std::nullopt;
+  if (from.mapped) {
+    if (auto tensor = from.mapped->tensor(*found->second)) return tensor;
+  }
   return read_tensor(from.file, *found->second);
 }
 
