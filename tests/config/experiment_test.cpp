@@ -228,7 +228,9 @@ environment:
 }
 
 TEST(Experiment, StatesInMemoryHaveAnInterval) {
-  const auto recovery = [](const std::string& value) { return read_text(kLeast + "recovery: " + value + "\n").recovery; };
+  const auto recovery = [](const std::string& value) {
+    return read_text(kLeast + "recovery: " + value + "\n").recovery;
+  };
   EXPECT_TRUE(recovery("{}").keeps_states());
   EXPECT_EQ(recovery("{}").seconds_between_states(), std::nullopt);
   EXPECT_EQ(recovery("{interval: auto}").seconds_between_states(), std::nullopt);

@@ -52,7 +52,8 @@ std::optional<Outcome> prepare_next(const RunningLaunch& running, rank::ResumePo
 
 // Makes the folder for states in memory if the run may need them: its ranks are all on this machine, and are started
 // again.
-std::unique_ptr<checkpoints::MemoryFolder> make_memory_folder(const RunningLaunch& running, const PlacedLaunch& placed) {
+std::unique_ptr<checkpoints::MemoryFolder> make_memory_folder(const RunningLaunch& running,
+                                                              const PlacedLaunch& placed) {
   const bool local = placed.launcher().type == config::LauncherType::kLocal;
   const bool restarts = placed.experiment.max_restarts > 0 && !placed.asked.is_trial && !placed.asked.mock.any();
   if (!local || !restarts || !placed.experiment.recovery.keeps_states()) return nullptr;

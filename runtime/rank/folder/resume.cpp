@@ -155,7 +155,8 @@ ResumePoint find_resume_point(const RunFolder& folder) {
   const bool has_storage = std::filesystem::is_directory(storage, code);
   // A state in memory needs no verification: its mark shows that it is whole.
   if (const auto newest = checkpoints::newest_in_memory(folder.path)) {
-    const std::vector<checkpoints::Entry> on_disk = has_storage ? checkpoints::list(storage) : std::vector<checkpoints::Entry>();
+    const std::vector<checkpoints::Entry> on_disk =
+        has_storage ? checkpoints::list(storage) : std::vector<checkpoints::Entry>();
     if (on_disk.empty() || on_disk.back().about.step <= newest->about.step) {
       point.path = newest->path;
       point.step = newest->about.step;

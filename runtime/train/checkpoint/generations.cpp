@@ -188,14 +188,19 @@ void Generations::turn_off(const std::string& why) {
   stage_ = Stage::kOff;
   slots_.clear();
   if (session_.world().rank != 0) return;
-  session_.log()->warn("no training states are kept in memory: {}; after a fault the run goes on from a checkpoint", why);
+  session_.log()->warn("no training states are kept in memory: {}; after a fault the run goes on from a checkpoint",
+                       why);
   session_.update_plan("states_in_memory", {{"kept", false}, {"reason", why}});
 }
 
 checkpoints::GenerationFiles Generations::files_of(const Moment& moment) const {
   checkpoints::GenerationFiles files;
-  files.about = {.step = moment.batch, .epoch = moment.epoch, .world_size = session_.world().size, .reason = {},
-                 .metric = {}, .metric_value = {}};
+  files.about = {.step = moment.batch,
+                 .epoch = moment.epoch,
+                 .world_size = session_.world().size,
+                 .reason = {},
+                 .metric = {},
+                 .metric_value = {}};
   files.about.reason = kReason;
   files.about.smaller_is_better = session_.experiment().searcher.smaller_is_better;
   files.about.time = to_seconds(session_.clock().wall());

@@ -1,9 +1,9 @@
 // Keeps whole training states in memory that outlives the ranks (checkpoint/generation_slots.h), from which the next
 // ranks go on after some have died. A state is taken by the clock, as a checkpoint is: updates copy it on their way.
 //
-// After each batch a rank also publishes what is its own, if that is cheap. If another rank dies, one of the others then
-// writes the state of the last batch: parameters and optimizer state are its own, the rest is what all have published.
-// Training thread.
+// After each batch a rank also publishes what is its own, if that is cheap. If another rank dies, one of the others
+// then writes the state of the last batch: parameters and optimizer state are its own, the rest is what all have
+// published. Training thread.
 #pragma once
 
 #include <atomic>
@@ -41,7 +41,8 @@ class Generations final : private KeptMemory {
   };
   // When all are free and rank 0 wants a state: takes one, or makes a step towards the first. Collective.
   void take(const Moment& moment);
-  // True while an update is to copy a part of the last state; finish_copy() copies that part now. The same on all ranks.
+  // True while an update is to copy a part of the last state; finish_copy() copies that part now. The same on all
+  // ranks.
   bool awaits_update() const { return snapshot_.awaits_update(); }
   void finish_copy() { snapshot_.complete_now(); }
 

@@ -141,8 +141,7 @@ class StateReader::MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path) : bytes_(fs::file_size(path)) {
     const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    void* const place =
-        fd ? ::mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd.get(), 0) : MAP_FAILED;
+    void* const place = fd ? ::mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd.get(), 0) : MAP_FAILED;
     if (place == MAP_FAILED) throw SystemError("cannot map " + path.string(), errno);
     data_ = static_cast<std::byte*>(place);
     ::mprotect(place, bytes_, PROT_READ | PROT_WRITE);  // a mean may be summed up in place, in pages of this process
@@ -153,7 +152,8 @@ class StateReader::MappedFile {
   // Returns the tensor without a copy; empty: its place or type does not allow that.
   std::optional<at::Tensor> tensor(const data::SafetensorsEntry& entry) const {
     const at::ScalarType type = scalar_type_of(entry.dtype);
-    if (entry.bytes == 0 || entry.offset % c10::elementSize(type) != 0 || entry.offset + entry.bytes > bytes_) return {};
+    if (entry.bytes == 0 || entry.offset % c10::elementSize(type) != 0 || entry.offset + entry.bytes > bytes_)
+      return {};
     return at::from_blob(data_ + entry.offset, entry.shape, at::TensorOptions().dtype(type));
   }
 

@@ -128,8 +128,8 @@ void Snapshot::note_places(const StateImage& image) {
 }
 
 StateImage Snapshot::lay_out() {
-  StateImage image(
-      {.rank = session_.world().rank, .shared = step_.state_is_shared(), .later = true, .names = names_}, visit_);
+  StateImage image({.rank = session_.world().rank, .shared = step_.state_is_shared(), .later = true, .names = names_},
+                   visit_);
   note_places(image);
   const std::vector<std::int64_t> sizes = sizes_of_own(image);
   largest_own_ = static_cast<std::size_t>(*std::max_element(sizes.begin(), sizes.end()));
@@ -309,8 +309,7 @@ void Snapshot::for_each_part(const std::vector<FlatRange>& ranges, const PartVis
       const std::int64_t end = std::min(range.end, parameter.offset + parameter.padded);
       if (begin >= end) continue;
       const auto size = static_cast<std::size_t>(parameters.groups()[range.group].element_size);
-      each({range.group, begin, end}, parameter,
-           shared() + static_cast<std::size_t>(begin - parameter.offset) * size);
+      each({range.group, begin, end}, parameter, shared() + static_cast<std::size_t>(begin - parameter.offset) * size);
     }
   }
 }

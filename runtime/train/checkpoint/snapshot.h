@@ -68,7 +68,7 @@ class Snapshot {
   bool awaits_update() const { return begun_ || (copy_ && !copy_->finished()); }
   // Copies all parameters and optimizer state of this rank, by several threads, where every rank has all of it.
   void copy_all_now(int threads) const;
-  std::size_t place_of_optimizer() const;  // of its file, behind the model's
+  std::size_t place_of_optimizer() const;                    // of its file, behind the model's
   std::byte* place_in_model(const std::string& name) const;  // null: there is no such tensor
 
   // Makes the memory and maps it, which would hold up training at the first snapshot. Collective. Error: the host lacks

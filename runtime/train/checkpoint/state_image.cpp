@@ -76,7 +76,8 @@ class StateImage::Collector final : public StateVisitor {
     const Writers writers = options_.later ? Writers::kNone : options_.shared ? Writers::kAll : Writers::kFirst;
     if (options_.own_alone) {
       const auto is_of = [&](std::string_view part) { return path.starts_with(part); };
-      const bool is_shared = is_of(state_path::kParameters) || is_of(state_path::kFrozen) || is_of(state_path::kOptimizer);
+      const bool is_shared =
+          is_of(state_path::kParameters) || is_of(state_path::kFrozen) || is_of(state_path::kOptimizer);
       if (!is_shared) image_.own_.add(path, std::move(value));
       return;
     }

@@ -43,7 +43,8 @@ CheckpointSchedule::CheckpointSchedule(rank::RankSession& session, TrainingStep&
   facts_ = facts_for_resume(session, data, trial);
   taken_.emplace(session, step,
                  Checkpoints::Options{.names = {tied_names(model), left_out_of_weights(model)}, .run = facts_}, visit_);
-  in_memory_.emplace(session, step, taken_->hosts(), TensorNames{tied_names(model), left_out_of_weights(model)}, facts_, visit_);
+  in_memory_.emplace(session, step, taken_->hosts(), TensorNames{tied_names(model), left_out_of_weights(model)}, facts_,
+                     visit_);
   step.before_update([this] {
     in_memory_->begin_update();
     if (!is_due(position_.batches + 1) || step_.saver_busy()) return;

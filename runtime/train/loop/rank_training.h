@@ -38,7 +38,7 @@ class RankTraining {
  private:
   void open_device();
   void save_as_survivor();  // after the exception that is being handled
-  void close();  // closes everything but the session
+  void close();             // closes everything but the session
 
   // Each member uses those before it.
   std::unique_ptr<rank::RankSession> session_;

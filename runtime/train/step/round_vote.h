@@ -128,9 +128,9 @@ class CollectiveVote final : public RoundVote {
   Round last_;
   std::int64_t rounds_ = 0;  // announced so far
   bool stop_seen_ = false;
-  bool saver_busy_ = false, checkpoint_wanted_ = false;        // in the last round that was read
+  bool saver_busy_ = false, checkpoint_wanted_ = false;       // in the last round that was read
   bool generation_busy_ = false, generation_wanted_ = false;  // in the last round that was read
-  std::optional<std::int64_t> stop_round_;               // round in which a rank first asked to stop
+  std::optional<std::int64_t> stop_round_;                    // round in which a rank first asked to stop
   std::optional<profile::TraceWindow> trace_window_;
   // Counts of this period.
   bool has_batch_ = false;  // on this rank

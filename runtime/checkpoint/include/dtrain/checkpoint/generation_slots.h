@@ -104,11 +104,11 @@ SlotNames reserve_slots(const std::filesystem::path& folder, std::size_t model_b
 
 struct GenerationFiles {
   About about;
-  std::string state;               // the contents of state.json
+  std::string state;                // the contents of state.json
   std::vector<ManifestFile> files;  // without checksums
 };
-// Rank 0: completes the state in the slot whose turn it is, and makes the other slot ready for the next one. SystemError:
-// the state is not there. begin_completion() has returned true.
+// Rank 0: completes the state in the slot whose turn it is, and makes the other slot ready for the next one.
+// SystemError: the state is not there. begin_completion() has returned true.
 void complete_generation(const std::filesystem::path& folder, SlotNames& names, const GenerationFiles& files);
 
 // A survivor of another rank's death: makes a state of the shared files in that slot's folder and of the ranks' own

@@ -32,8 +32,8 @@ class MemoryFolder {
   ~MemoryFolder();
   MemoryFolder& operator=(MemoryFolder&&) = delete;
 
-  const std::filesystem::path& path() const { return path_; }    // empty: it could not be made
-  const std::string& problem() const { return problem_; }  // why; empty: it was made
+  const std::filesystem::path& path() const { return path_; }  // empty: it could not be made
+  const std::string& problem() const { return problem_; }      // why; empty: it was made
 
  private:
   std::filesystem::path path_;
