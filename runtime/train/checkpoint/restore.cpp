@@ -6,9 +6,6 @@
 #include <set>
 #include <string_view>
 
-#include <fcntl.h>
-#include <sys/mman.h>
-
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <ATen/core/grad_mode.h>
@@ -136,39 +133,11 @@ std::string trial_of(const Json& facts) {
 
 }  // namespace
 
-// A file in memory. Nothing writes or shortens it while it is mapped: a state has its name only while it is whole.
-class StateReader::MappedFile {
- public:
-  explicit MappedFile(const std::filesystem::path& path) : bytes_(fs::file_size(path)) {
-    const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    void* const place = fd ? ::mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd.get(), 0) : MAP_FAILED;
-    if (place == MAP_FAILED) throw SystemError("cannot map " + path.string(), errno);
-    data_ = static_cast<std::byte*>(place);
-    ::mprotect(place, bytes_, PROT_READ | PROT_WRITE);  // a mean may be summed up in place, in pages of this process
-  }
-  ~MappedFile() { ::munmap(data_, bytes_); }
-  MappedFile& operator=(MappedFile&&) = delete;
-
-  // Returns the tensor without a copy; empty: its place or type does not allow that.
-  std::optional<at::Tensor> tensor(const data::SafetensorsEntry& entry) const {
-    const at::ScalarType type = scalar_type_of(entry.dtype);
-    if (entry.bytes == 0 || entry.offset % c10::elementSize(type) != 0 || entry.offset + entry.bytes > bytes_)
-      return {};
-    return at::from_blob(data_ + entry.offset, entry.shape, at::TensorOptions().dtype(type));
-  }
-
- private:
-  std::byte* data_ = nullptr;
-  std::size_t bytes_ = 0;
-};
-
 struct StateReader::File {
-  File(const std::filesystem::path& path, bool in_memory) : file(path) {
-    if (in_memory) mapped.emplace(path);
+  explicit File(const std::filesystem::path& path) : file(path) {
     for (const auto& entry : file.entries()) entries[entry.name] = &entry;
   }
   data::SafetensorsFile file;
-  std::optional<MappedFile> mapped;
   std::map<std::string, const data::SafetensorsEntry*> entries;
   Json values;  // numbers and texts of a rank's file
 };
@@ -181,8 +150,11 @@ class StateReader::Restorer final : public StateVisitor {
 
  protected:
   void on_tensor(const std::string& path, at::Tensor value) override {
+    reader_.read_to_ = value;
     const auto found = find(path);
+    reader_.read_to_.reset();
     if (!found) return lacks(path);
+    if (found->is_same(value)) return;
     if (found->sizes() != value.sizes() || found->scalar_type() != value.scalar_type()) {
       return wrong(path, describe_tensor(*found), describe_tensor(value));
     }
@@ -264,6 +236,7 @@ class StateReader::Restorer final : public StateVisitor {
   // Used for a checkpoint with another number of ranks, or of local steps. Rank 0's part of the ranks' own state is in
   // the shared files.
   std::optional<at::Tensor> mean_of_ranks(const std::string& path) {
+    const at::Tensor to = std::exchange(reader_.read_to_, at::Tensor());
     std::vector<at::Tensor> values;
     for (int rank = 0; rank < reader_.world_size_before_; ++rank) {
       auto value = reader_.read(checkpoints::rank_file(rank), path);
@@ -275,6 +248,7 @@ class StateReader::Restorer final : public StateVisitor {
       }
       if (value) values.push_back(*value);
     }
+    reader_.read_to_ = to;
     if (values.empty()) return std::nullopt;
     at::Tensor sum = values.front();
     if (!at::isFloatingType(sum.scalar_type())) return sum;
@@ -354,7 +328,6 @@ StateReader::StateReader(const std::filesystem::path& checkpoint, int rank, int 
     : folder_(checkpoint), rank_(rank), world_size_(world_size), one_state_(one_state) {
   const Json manifest = read_json(folder_ / checkpoints::kManifestFile);
   about_ = manifest.at("about");
-  in_memory_ = manifest.at("checksum") == "none";
   world_size_before_ = about_.at("world_size").get<int>();
 }
 
@@ -362,7 +335,7 @@ StateReader::~StateReader() = default;
 
 StateReader::File* StateReader::file(const std::string& name) {
   auto& opened = files_[name];
-  if (!opened) opened = std::make_unique<File>(folder_ / name, in_memory_);
+  if (!opened) opened = std::make_unique<File>(folder_ / name);
   return opened.get();
 }
 
@@ -380,8 +353,13 @@ std::optional<at::Tensor> StateReader::read(const std::string& name, const std::
   File& from = *file(name);
   const auto found = from.entries.find(tensor);
   if (found == from.entries.end()) return std::nullopt;
-  if (from.mapped) {
-    if (auto tensor = from.mapped->tensor(*found->second)) return tensor;
+  const data::SafetensorsEntry& entry = *found->second;
+  const at::Tensor& to = read_to_;
+  const bool fits = to.defined() && to.is_cpu() && to.is_contiguous() && to.sizes() == entry.shape &&
+                    safetensors_name(to.scalar_type()) == entry.dtype;
+  if (fits) {
+    from.file.read(entry, {static_cast<std::byte*>(to.mutable_data_ptr()), to.nbytes()});
+    return to;
   }
   return read_tensor(from.file, *found->second);
 }
