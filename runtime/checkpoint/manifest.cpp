@@ -15,6 +15,7 @@ namespace {
 
 constexpr const char* kFormat = "dtrain checkpoint";
 constexpr const char* kAlgorithm = "crc32c";
+constexpr const char* kNoAlgorithm = "none";  // of a state in memory
 constexpr std::string_view kLastLine = "\n\"manifest_checksum\":\"";
 constexpr std::size_t kChecksumDigits = 8;
 constexpr std::string_view kEnd = "\"}\n";
@@ -53,15 +54,17 @@ Manifest manifest_from(const Json& json) {
                         std::to_string(kFormatVersion),
                     "use the version of dtrain that wrote it, or a newer one");
   }
-  if (const auto& algorithm = json.at("checksum"); algorithm != kAlgorithm) {
+  Manifest manifest;
+  const auto& algorithm = json.at("checksum");
+  manifest.has_checksums = algorithm != kNoAlgorithm;
+  if (manifest.has_checksums && algorithm != kAlgorithm) {
     throw DataError("its checksums are of the unknown kind " + algorithm.dump());
   }
   if (json.at("piece_bytes") != kPieceBytes) throw DataError("its piece_bytes is not " + std::to_string(kPieceBytes));
-  Manifest manifest;
   manifest.about = about_from(json.at("about"));
   std::set<std::string> names;
   for (const Json& file : json.at("files")) {
-    manifest.files.push_back(manifest_file_from(file));
+    manifest.files.push_back(manifest_file_from(file, manifest.has_checksums));
     if (!names.insert(manifest.files.back().name).second) {
       throw DataError("it has the file '" + manifest.files.back().name + "' twice");
     }
@@ -120,7 +123,7 @@ Json to_json(const ManifestFile& file) {
   return json;
 }
 
-ManifestFile manifest_file_from(const Json& json) {
+ManifestFile manifest_file_from(const Json& json, bool has_checksums) {
   try {
     ManifestFile file;
     file.name = json.at("name").get<std::string>();
@@ -136,7 +139,7 @@ ManifestFile manifest_file_from(const Json& json) {
       if (!checksum) throw DataError("the file '" + file.name + "' has the malformed checksum " + text.dump());
       file.checksums.push_back(*checksum);
     }
-    if (file.checksums.size() != (file.bytes + kPieceBytes - 1) / kPieceBytes) {
+    if (file.checksums.size() != (has_checksums ? (file.bytes + kPieceBytes - 1) / kPieceBytes : 0)) {
       throw DataError("the file '" + file.name + "' has " + std::to_string(file.checksums.size()) + " checksums for " +
                       std::to_string(file.bytes) + " bytes");
     }
@@ -148,7 +151,8 @@ ManifestFile manifest_file_from(const Json& json) {
 
 std::string to_text(const Manifest& manifest) {
   std::string text = "{\"format\":\"" + std::string(kFormat) + "\",\"version\":" + std::to_string(kFormatVersion) +
-                     ",\n\"about\":" + to_line(to_json(manifest.about)) + ",\n\"checksum\":\"" + kAlgorithm +
+                     ",\n\"about\":" + to_line(to_json(manifest.about)) + ",\n\"checksum\":\"" +
+                     (manifest.has_checksums ? kAlgorithm : kNoAlgorithm) +
                      "\",\"piece_bytes\":" + std::to_string(kPieceBytes) + ",\n\"files\":[";
   for (std::size_t i = 0; i < manifest.files.size(); ++i) {
     text += (i == 0 ? "\n" : ",\n") + to_line(to_json(manifest.files[i]));

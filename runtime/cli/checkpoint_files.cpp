@@ -11,6 +11,7 @@
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/checkpoint/checkpoint.h"
+#include "dtrain/checkpoint/memory_folder.h"
 #include "dtrain/checkpoint/saver.h"
 #include "dtrain/rank/checkpoint_folder.h"
 #include "dtrain/rank/libtorch.h"
@@ -166,6 +167,9 @@ void add_checkpoint_delete(CLI::App& checkpoint) {
     std::vector<std::filesystem::path> paths;
     for (const checkpoints::Entry& entry : doomed) paths.push_back(entry.path);
     checkpoints::remove_checkpoints(paths);
+    // A launcher that was killed has left a state in memory, which may be further than all that is not deleted.
+    std::error_code code;
+    if (found.run) std::filesystem::remove_all(checkpoints::memory_folder_of(found.run->path), code);
     for (const checkpoints::Entry& entry : doomed) std::printf("deleted %s\n", entry.path.c_str());
   });
 }

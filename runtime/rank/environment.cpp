@@ -106,6 +106,7 @@ RankEnvironment from_dtrain(const Variables& variables, const std::string& first
     handover.monitor_socket = handed.text("DTRAIN_AGENT_SOCKET");
     handover.on_gpus = reads_cuda(handed);
     if (const std::string* from = find(variables, "DTRAIN_RESUME_FROM")) handover.resume_from = *from;
+    if (const std::string* folder = find(variables, "DTRAIN_MEMORY_FOLDER")) handover.memory_folder = *folder;
     result.world.host = handover.agent_id;
     result.handover = std::move(handover);
   } else {
@@ -366,7 +367,8 @@ Variables rank_variables(const comm::World& world, const Handover& handover) {
           {"DTRAIN_AGENT_ID", handover.agent_id},
           {"DTRAIN_AGENT_SOCKET", handover.monitor_socket},
           {"DTRAIN_SLOT_TYPE", slot_type_text(handover.on_gpus)},
-          {"DTRAIN_RESUME_FROM", handover.resume_from.string()}};
+          {"DTRAIN_RESUME_FROM", handover.resume_from.string()},
+          {"DTRAIN_MEMORY_FOLDER", handover.memory_folder.string()}};
 }
 
 Variables launcher_variables(const LauncherContact& launcher) {

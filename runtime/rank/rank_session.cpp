@@ -113,6 +113,15 @@ std::filesystem::path RankSession::checkpoint_folder() const {
   return checkpoints::storage_of_run(files_->folder.path);
 }
 
+std::filesystem::path RankSession::memory_folder() const {
+  const auto& handover = identity_->environment.handover;
+  return handover ? handover->memory_folder : std::filesystem::path();
+}
+
+void RankSession::tell_of_saving() {
+  if (launcher_) launcher_->link().send({{"type", "saving"}});
+}
+
 SharedMemory RankSession::share_on_host(const std::string& name, const std::function<SharedMemory()>& make,
                                         comm::HostAccess access) {
   return comm::share_on_host(control(), name, make, hosts_->ranks_here(), access);

@@ -227,6 +227,20 @@ environment:
   EXPECT_THAT(experiment.environment_variables, ElementsAre(Pair("OMP_NUM_THREADS", "1"), Pair("FLAGS", "a=b")));
 }
 
+TEST(Experiment, StatesInMemoryHaveAnInterval) {
+  const auto recovery = [](const std::string& value) {
+    return read_text(kLeast + "recovery: " + value + "\n").recovery;
+  };
+  EXPECT_TRUE(recovery("{}").keeps_states());
+  EXPECT_EQ(recovery("{}").seconds_between_states(), std::nullopt);
+  EXPECT_EQ(recovery("{interval: auto}").seconds_between_states(), std::nullopt);
+  EXPECT_EQ(recovery("{interval: 2.5}").seconds_between_states(), 2.5);
+  EXPECT_FALSE(recovery("{interval: off}").keeps_states());
+  for (const std::string wrong : {"0.01", "never", "-1", "1e9", "nan"}) {
+    EXPECT_THROW(recovery("{interval: " + wrong + "}"), ConfigErrors) << wrong;
+  }
+}
+
 TEST(Experiment, EarlyStoppingJudgesAsTheSearcherDoes) {
   const auto stopping = [](const std::string& searcher, const std::string& value) {
     return read_text(
@@ -358,7 +372,7 @@ TEST(Experiment, JsonShowsWhatIsInEffectUnderTheKeysOfTheFile) {
           R"("end_after_batch":null,"sync_timings":true,"trace":null,"prometheus":null,"calibration":true,"kernel_times":"auto","rules":)") +
       to_line(to_json(ProfilingRules{})) +
       R"(},"searcher":{"metric":"","smaller_is_better":true,"max_length":{"epochs":2}},)"
-      R"("min_validation_period":{"batches":0},"perform_initial_validation":false,"max_restarts":5,)"
+      R"("min_validation_period":{"batches":0},"perform_initial_validation":false,"max_restarts":5,"recovery":{"interval":"auto"},)"
       R"("records_per_epoch":null,)"
       R"("scheduling_unit":100,"on_non_finite":"warn","communication":{"timeout":600,"backend":"auto","security":"proof"},"reproducibility":{"experiment_seed":0},)"
       R"("data":{},"initial_weights":null,"environment":{"environment_variables":{}}})";

@@ -1,11 +1,12 @@
 """Runs that are interrupted and go on against the same runs without a break: the same bits.
 
-    resume.py BIN_FOLDER [cases|kills|ranks|model ...]
+    resume.py BIN_FOLDER [cases|kills|ranks|model|memory ...]
 
 cases: each case trains to its end once, and once more interrupted by SIGTERM at random batches; after each interruption
 it goes on from its checkpoint. Others end early, inside an aggregation window or between two meetings, and are then made longer. kills: the same with kill -9 of a rank and of the monitor, and restarts by the launcher.
 ranks: a run goes on with another number of ranks. model: a
-TorchScript file is trained; SIGTERM to the launcher, Ctrl-C, and kill -9 of every process end it. DTRAIN_RESUME_SEED seeds the random batches and is printed;
+TorchScript file is trained; SIGTERM to the launcher, Ctrl-C, and kill -9 of every process end it. memory: ranks are killed
+once a state is in memory, and runs go on from there; memory that is full; and what is left there after the end. DTRAIN_RESUME_SEED seeds the random batches and is printed;
 DTRAIN_RESUME_ROUNDS repeats everything with the seeds that follow.
 
 Equal are: all tensors and values of the last checkpoint on every rank, the final weights, metrics.jsonl without its
@@ -400,9 +401,177 @@ def scripts(build, workplace, dice):
     return len(problems)
 
 
+# States in memory.
+OFTEN = {"max_restarts": 20, "recovery": {"interval": 0.1}, "min_checkpoint_period": {"batches": 100000}}
+
+
+def synthetic(build, path, ranks=2, batches=80, **sections):
+    """A model whose batches take long beside what a rank publishes of its own."""
+    hyperparameters = {"global_batch_size": 64 * ranks, "width": 1024, "optimizer": "adamw", **sections.pop("hyperparameters", {})}
+    return write_experiment(path, name="memory", entrypoint=build.program("synthetic"), hyperparameters=hyperparameters,
+                            searcher={"metric": "loss", "max_length": {"batches": batches}}, data={"samples": 2000},
+                            resources={"slots_per_trial": ranks, "slot_type": "cpu"}, scheduling_unit=7,
+                            min_validation_period={"batches": 23}, **{**OFTEN, **sections})
+
+
+def memory_of(folder):
+    """The place of the run's states in memory."""
+    digest = 0xCBF29CE484222325
+    for byte in str(folder.resolve()).encode():
+        digest = (digest ^ byte) * 0x100000001B3 % 2**64
+    return pathlib.Path(f"/dev/shm/dtrain-{os.geteuid()}-{digest:016x}")
+
+
+def states_of(folder):
+    try:
+        return sorted(int(path.name.removeprefix("step-")) for path in memory_of(folder).glob("step-*"))
+    except FileNotFoundError:
+        return []
+
+
+def events_of(folder, kind):
+    path = folder / "events.jsonl"
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return [json.loads(line) for line in lines if f'"{kind}"' in line and line.endswith("}")]
+
+
+class RankKiller(threading.Thread):
+    """Kills ranks of a run: each some time after there is a state in memory that is further than the one before."""
+
+    def __init__(self, folder, ranks, delays):
+        super().__init__(daemon=True)
+        self.folder, self.ranks, self.delays, self.killed, self.over = folder, ranks, delays, 0, False
+        self.start()
+
+    def run(self):
+        seen = 0
+        for rank, delay in zip(self.ranks, self.delays):
+            began = len(events_of(self.folder, "attempt_started")) if self.killed else 0
+            while not self.over and not (max(states_of(self.folder), default=0) > seen
+                                         and len(events_of(self.folder, "attempt_started")) > began):
+                time.sleep(0.002)
+            time.sleep(delay)
+            started = [event for event in events_of(self.folder, "rank_started") if event["rank"] == rank]
+            if self.over or not started:
+                return
+            seen = max(states_of(self.folder), default=seen)
+            try:
+                os.kill(started[-1]["pid"], signal.SIGKILL)
+                self.killed += 1
+            except ProcessLookupError:
+                pass
+
+
+def killed_with_states(build, workplace, dice):
+    failures = 0
+    cases = [("synthetic", 2, lambda path: synthetic(build, path)),
+             ("synthetic, SGD, clipped", 3, lambda path: synthetic(build, path, 3, 60, hyperparameters={"optimizer": "sgd"})),
+             *((title(one), 2, lambda path, one=one: experiment(build, one, 2, "cpu", path)) for one in (
+                 case("cnn", ADAMW, length={"batches": 700}, sections=OFTEN),
+                 case("mlp", SGD, length={"batches": 1500}, sections=OFTEN, draws=True, own_state=True),
+                 case("gpt", SGD, length={"batches": 500}, sections=OFTEN, sharded_optimizer=True),
+                 case("cnn", ADAM, length={"batches": 700}, sections=OFTEN, sharded_optimizer=False, aggregation_frequency=3)))]
+    for index, (name, ranks, write) in enumerate(cases):
+        folder = workplace.path / f"memory-{index}"
+        folder.mkdir()
+        file = write(folder / "experiment.yaml")
+        launch(build, file, folder / "whole").expect(0)
+        kills = dice.randint(1, 3)
+        killer = RankKiller(folder / "broken", [dice.randrange(ranks) for _ in range(kills)],
+                            [dice.uniform(0, 0.4) for _ in range(kills)])
+        result = launch(build, file, folder / "broken")
+        killer.over = True
+        problems = [] if result.code == 0 else [f"exit code {result.code}:\n{result.output}"]
+        if not problems:
+            problems = differences(what_is_left(folder / "whole"), what_is_left(folder / "broken"))
+        resumed = events_of(folder / "broken", "resumed")
+        if killer.killed and not any("/dev/shm/" in event["path"] for event in resumed):
+            problems.append(f"it went on from no state in memory: {resumed}")
+        if memory_of(folder / "broken").exists():
+            problems.append(f"{memory_of(folder / 'broken')} is left")
+        logs = "".join(path.read_text() for path in (folder / "broken").rglob("rank-*.log"))
+        print(f"{ranks} {name:70} {killer.killed} kills, went on from {[event['step'] for event in resumed]}, "
+              f"{logs.count('was saved in memory')} by survivors: {'equal' if not problems else 'FAILED'}", flush=True)
+        for problem in problems:
+            print(f"    {problem} ({folder})", flush=True)
+        failures += bool(problems)
+    return failures
+
+
+def full_memory(build, workplace):
+    """Without room for states a run goes on without them, and says so once."""
+    if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
+        print("skipped 'memory that is full: only root can mount a tmpfs'", flush=True)
+        return 0
+    on_disk = Workplace("full-memory", on_disk=True)  # /dev/shm is another one there
+    folder = on_disk.path
+    file = synthetic(build, folder / "experiment.yaml", batches=30)
+    script = 'mount -t tmpfs -o size=1m tmpfs /dev/shm || exit 99; exec "$@"'
+    command = [build.program("dtrain"), "launch", str(file), "--run-dir", str(folder / "run")]
+    result = run(["unshare", "--mount", "sh", "-c", script, "sh", *command], folder / "run")
+    told = result.output.count("no training states are kept in memory: the states would take")
+    good = result.code == 0 and told == 1 and not result.json("plan.json")["states_in_memory"]["kept"]
+    if good:
+        on_disk.remove()
+    print(f"full memory: {'trained to its end' if good else f'FAILED: {result.output}'}", flush=True)
+    return int(not good)
+
+
+def nothing_left(build, workplace):
+    """States in memory end with the launch, however it ends; those of a killed one are used, or removed by the next launch."""
+    problems = []
+    folder = workplace.path / "left"
+    folder.mkdir()
+    file = synthetic(build, folder / "experiment.yaml", batches=4000)
+
+    def started(name, *command):
+        process = subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL, start_new_session=True)
+        wait_until(lambda: states_of(folder / name) or process.poll() is not None, "a state in memory")
+        return process
+
+    def begin(name):
+        return started(name, build.program("dtrain"), "launch", str(file), "--run-dir", str(folder / name))
+
+    process = begin("interrupted")
+    process.send_signal(signal.SIGINT)
+    if process.wait(DEADLINE) != 130 or memory_of(folder / "interrupted").exists():
+        problems.append("Ctrl-C leaves states in memory")
+    process = begin("killed")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for event in events_of(folder / "killed", "rank_started"):
+        try:
+            os.kill(event["pid"], signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    state = max(states_of(folder / "killed"), default=0)
+    continued = run([build.program("dtrain"), "launch", "--continue", str(folder / "killed"), "--set",
+                     f"searcher.max_length.batches={state + 5}"], folder / "killed")
+    resumed = events_of(folder / "killed", "resumed")
+    if continued.code != 0 or not resumed or resumed[-1]["step"] < state or "/dev/shm/" not in resumed[-1]["path"]:
+        problems.append(f"after kill -9 of every process it goes on from {resumed}, not from {state}:\n{continued.output}")
+    if memory_of(folder / "killed").exists():
+        problems.append("a continued run leaves states in memory")
+    process = begin("lost")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    launch(build, file, folder / "other", sets=["searcher.max_length.batches=3"]).expect(0)
+    if memory_of(folder / "lost").exists():
+        problems.append("the states of a launch that was killed stay after another launch")
+    print(f"states in memory after the end: {'none' if not problems else 'FAILED'}", flush=True)
+    for problem in problems:
+        print(f"    {problem} ({folder})", flush=True)
+    return len(problems)
+
+
+def memory_cases(build, workplace, dice):
+    return killed_with_states(build, workplace, dice) + full_memory(build, workplace) + nothing_left(build, workplace)
+
+
 def main():
     build = Build(sys.argv[1], "gpu_trial")
-    wanted = sys.argv[2:] or ["cases", "kills", "ranks", "model"]
+    wanted = sys.argv[2:] or ["cases", "kills", "ranks", "model", "memory"]
     seed = int(os.environ.get("DTRAIN_RESUME_SEED", random.randrange(1 << 30)))
     failures = 0
     for round_seed in range(seed, seed + int(os.environ.get("DTRAIN_RESUME_ROUNDS", 1))):
@@ -412,7 +581,7 @@ def main():
         began = time.monotonic()
         broken = 0
         for name, part in (("cases", all_cases), ("kills", kill_cases), ("ranks", other_ranks),
-                           ("model", scripts)):
+                           ("model", scripts), ("memory", memory_cases)):
             if name in wanted:
                 broken += part(build, workplace, dice)
         print(f"{time.monotonic() - began:.0f} s", flush=True)

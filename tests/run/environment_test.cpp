@@ -151,7 +151,7 @@ TEST(Environment, EveryMissingVariableIsNamed) {
   const Variables own = rank_variables({.rank = 0, .size = 2, .local_rank = 0, .local_size = 2},
                                        {7, 99, "/run", "/rendezvous", "node", "socket"});
   const std::vector<Family> families{
-      {"dtrain launch", own, {"DTRAIN_LAUNCHER_FD", "DTRAIN_RESUME_FROM"}},
+      {"dtrain launch", own, {"DTRAIN_LAUNCHER_FD", "DTRAIN_RESUME_FROM", "DTRAIN_MEMORY_FOLDER"}},
       {"Open MPI", kOpenMpi, {}},
       {"Slurm", without(kSlurm, "SLURM_NTASKS"), {}},
       {"torchrun", kTorchrun, {"TORCHELASTIC_RUN_ID"}},

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <csignal>
+#include <memory>
 #include <utility>
 
 #include "commands/job_command.h"
 #include "dtrain/base/text.h"
+#include "dtrain/checkpoint/memory_folder.h"
 #include "dtrain/host/processes.h"
 #include "entrypoint.h"
 #include "launch/recoveries.h"
@@ -47,6 +49,20 @@ std::optional<Outcome> prepare_next(const RunningLaunch& running, rank::ResumePo
                       std::to_string(number) + " are in " +
                       (running.folder.path / ("attempt-" + std::to_string(number))).string());
   return std::nullopt;
+}
+
+// Makes the folder for states in memory if the run may need them: its ranks are all on this machine, and are started
+// again.
+std::unique_ptr<checkpoints::MemoryFolder> make_memory_folder(const RunningLaunch& running,
+                                                              const PlacedLaunch& placed) {
+  const bool local = placed.launcher().type == config::LauncherType::kLocal;
+  const bool restarts = placed.experiment.max_restarts > 0 && !placed.asked.is_trial && !placed.asked.mock.any();
+  if (!local || !restarts || !placed.experiment.recovery.keeps_states()) return nullptr;
+  auto folder = std::make_unique<checkpoints::MemoryFolder>(running.folder.path);
+  if (!folder->problem().empty()) {
+    running.screen.line("dtrain: warning: no training states are kept in memory: " + folder->problem());
+  }
+  return folder;
 }
 
 class Watcher {
@@ -185,10 +201,11 @@ Outcome outcome_of_cancelled(const LaunchTask& task, const rank::ResumePoint& re
 
 Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, rank::ResumePoint resume, int restarts,
                      const std::function<std::optional<PlacedLaunch>()>& place_again) {
+  const auto memory = make_memory_folder(running, placed);
   Recoveries recoveries(running);
   Standby standby;
   for (;;) {
-    const Attempt attempt{running, placed, resume, &recoveries, standby};
+    const Attempt attempt{running, placed, resume, memory ? memory->path() : std::filesystem::path(), &recoveries, standby};
     const int number = rank::attempt_number(running.folder);
     Json fields = to_json(resume);
     fields["attempt"] = number;
@@ -212,7 +229,9 @@ Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, rank::Re
         return outcome;
       }
       // A checkpoint that is further than where the attempt began is progress.
-      if (rank::read_state(running.folder).last_saved.value_or(0) > resume.step) restarts = 0;
+      const auto in_memory = checkpoints::newest_in_memory(running.folder.path);
+      const std::int64_t saved = rank::read_state(running.folder).last_saved.value_or(0);
+      if (std::max(saved, in_memory ? in_memory->about.step : 0) > resume.step) restarts = 0;
       std::error_code code;
       const bool folder_is_there = std::filesystem::exists(running.folder.plan(), code);
       const int most = placed.experiment.max_restarts;

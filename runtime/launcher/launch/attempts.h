@@ -99,7 +99,8 @@ struct RunningLaunch {
 // One attempt at a placed launch.
 struct Attempt : RunningLaunch {
   const PlacedLaunch& placed;
-  rank::ResumePoint resume;  // the checkpoint from which the ranks go on
+  rank::ResumePoint resume;             // the checkpoint from which the ranks go on
+  std::filesystem::path memory_folder;  // for states in memory; empty: none are kept
   Recoveries* recoveries;
   Standby& standby;
 

@@ -350,6 +350,7 @@ Outcome run_local(const Attempt& attempt) {
   handover.monitor_socket = monitor.socket();
   handover.on_gpus = placed.on_gpus();
   handover.resume_from = attempt.resume.path;
+  handover.memory_folder = attempt.memory_folder;
   ranks.start(handover, attempt.variables);
   monitor.await();
   watch_ranks(attempt, ranks);

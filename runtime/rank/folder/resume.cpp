@@ -11,6 +11,7 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/checkpoint/checkpoint.h"
+#include "dtrain/checkpoint/memory_folder.h"
 #include "dtrain/checkpoint/saver.h"
 #include "dtrain/config/batch_split.h"
 #include "dtrain/config/experiment.h"
@@ -151,7 +152,19 @@ ResumePoint find_resume_point(const RunFolder& folder) {
   const std::filesystem::path storage = find_checkpoint_folder(folder);
   ResumePoint point;
   std::error_code code;
-  if (!std::filesystem::is_directory(storage, code)) return point;
+  const bool has_storage = std::filesystem::is_directory(storage, code);
+  // A state in memory needs no verification: its mark shows that it is whole.
+  if (const auto newest = checkpoints::newest_in_memory(folder.path)) {
+    const std::vector<checkpoints::Entry> on_disk =
+        has_storage ? checkpoints::list(storage) : std::vector<checkpoints::Entry>();
+    if (on_disk.empty() || on_disk.back().about.step <= newest->about.step) {
+      point.path = newest->path;
+      point.step = newest->about.step;
+      point.epoch = newest->about.epoch;
+      return point;
+    }
+  }
+  if (!has_storage) return point;
   if (!checkpoints::wait_for_savers(storage, checkpoints::kSaverPatience)) {
     point.still_saving = "a saver of an earlier attempt has been writing into " + storage.string() + " for more than " +
                          std::to_string(checkpoints::kSaverPatience.count()) + " s; what it writes is not waited for";

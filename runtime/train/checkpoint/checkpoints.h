@@ -37,6 +37,10 @@ class Checkpoints {
   bool failed() const { return result_ && !result_->error.empty(); }
   double cost_s() const { return cost_s_; }  // of the last checkpoint that was written
 
+  const CheckpointHosts& hosts() const { return hosts_; }
+  // As Snapshot::awaits_update().
+  bool awaits_update() const { return snapshot_.awaits_update(); }
+
   // To be called when training goes on from a checkpoint of this batch.
   void resumed_at(std::int64_t batch) { resumed_at_ = batch; }
 

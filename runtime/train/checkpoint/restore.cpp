@@ -150,8 +150,11 @@ class StateReader::Restorer final : public StateVisitor {
 
  protected:
   void on_tensor(const std::string& path, at::Tensor value) override {
+    reader_.read_to_ = value;
     const auto found = find(path);
+    reader_.read_to_.reset();
     if (!found) return lacks(path);
+    if (found->is_same(value)) return;
     if (found->sizes() != value.sizes() || found->scalar_type() != value.scalar_type()) {
       return wrong(path, describe_tensor(*found), describe_tensor(value));
     }
@@ -233,6 +236,7 @@ class StateReader::Restorer final : public StateVisitor {
   // Used for a checkpoint with another number of ranks, or of local steps. Rank 0's part of the ranks' own state is in
   // the shared files.
   std::optional<at::Tensor> mean_of_ranks(const std::string& path) {
+    const at::Tensor to = std::exchange(reader_.read_to_, at::Tensor());
     std::vector<at::Tensor> values;
     for (int rank = 0; rank < reader_.world_size_before_; ++rank) {
       auto value = reader_.read(checkpoints::rank_file(rank), path);
@@ -244,6 +248,7 @@ class StateReader::Restorer final : public StateVisitor {
       }
       if (value) values.push_back(*value);
     }
+    reader_.read_to_ = to;
     if (values.empty()) return std::nullopt;
     at::Tensor sum = values.front();
     if (!at::isFloatingType(sum.scalar_type())) return sum;
@@ -348,6 +353,14 @@ std::optional<at::Tensor> StateReader::read(const std::string& name, const std::
   File& from = *file(name);
   const auto found = from.entries.find(tensor);
   if (found == from.entries.end()) return std::nullopt;
+  const data::SafetensorsEntry& entry = *found->second;
+  const at::Tensor& to = read_to_;
+  const bool fits = to.defined() && to.is_cpu() && to.is_contiguous() && to.sizes() == entry.shape &&
+                    safetensors_name(to.scalar_type()) == entry.dtype;
+  if (fits) {
+    from.file.read(entry, {static_cast<std::byte*>(to.mutable_data_ptr()), to.nbytes()});
+    return to;
+  }
   return read_tensor(from.file, *found->second);
 }
 

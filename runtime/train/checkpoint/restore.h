@@ -56,6 +56,7 @@ class StateReader {
   const int rank_, world_size_;
   const bool one_state_;
   int world_size_before_ = 1;
+  at::Tensor read_to_;  // where the next tensor's bytes go if it has the same form; undefined: into a new one
   Json about_;
   std::map<std::string, std::unique_ptr<File>> files_;
   std::vector<std::string> missing_;

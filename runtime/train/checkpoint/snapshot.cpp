@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/unix_socket.h"
+#include "exchange/updater.h"
 #include "model/tensor_memory.h"
 
 namespace dtrain::train {
@@ -110,10 +112,52 @@ std::vector<std::int64_t> Snapshot::sizes_of_own(const StateImage& image) {
 void Snapshot::fit(const StateImage& image, const std::vector<std::int64_t>& sizes) {
   const auto largest = static_cast<std::size_t>(*std::max_element(sizes.begin(), sizes.end()));
   const std::size_t shared = hosts_.host == 0 ? pages(image.model().bytes()) + pages(image.optimizer().bytes()) : 0;
-  if (hosts_.saves() && (!memory_ || largest > own_capacity_ || shared > shared_bytes_)) make_memory(shared, largest);
+  const bool other_sizes = image.model().bytes() != model_bytes_ || image.optimizer().bytes() != optimizer_bytes_;
+  if (kept_ && other_sizes) throw Error("the training state has other sizes than at the first state in memory");
+  const bool needs_memory = !memory_ || largest > own_capacity_ || shared > shared_bytes_;
+  if (hosts_.saves() && !kept_ && needs_memory) make_memory(shared, largest);
+  note_places(image);
+}
+
+void Snapshot::note_places(const StateImage& image) {
+  model_bytes_ = image.model().bytes();
+  optimizer_bytes_ = image.optimizer().bytes();
   in_model_ = image.model().offsets();
   in_optimizer_ = image.optimizer().offsets();
-  for (auto& [name, offset] : in_optimizer_) offset += pages(image.model().bytes());
+  for (auto& [name, offset] : in_optimizer_) offset += pages(model_bytes_);
+}
+
+StateImage Snapshot::lay_out() {
+  StateImage image({.rank = session_.world().rank, .shared = step_.state_is_shared(), .later = true, .names = names_},
+                   visit_);
+  note_places(image);
+  const std::vector<std::int64_t> sizes = sizes_of_own(image);
+  largest_own_ = static_cast<std::size_t>(*std::max_element(sizes.begin(), sizes.end()));
+  return image;
+}
+
+void Snapshot::copy_all_now(int threads) const {
+  std::vector<FlatRange> parts;
+  for (const FlatRange& group : whole_groups(step_.parameters())) {
+    const std::int64_t size = std::max<std::int64_t>((group.size() + threads - 1) / threads, 1);
+    for (std::int64_t begin = group.begin; begin < group.end; begin += size) {
+      parts.push_back({group.group, begin, std::min(begin + size, group.end)});
+    }
+  }
+  std::vector<std::shared_ptr<UpdateCopy>> copies;
+  for (const FlatRange& part : parts) copies.push_back(make_copy({part}, /*in_two=*/false));
+  std::vector<std::jthread> others;
+  for (std::size_t i = 1; i < copies.size(); ++i) others.emplace_back([&copy = *copies[i]] { copy.finish(); });
+  if (!copies.empty()) copies.front()->finish();
+}
+
+std::size_t Snapshot::place_of_optimizer() const {
+  return pages(model_bytes_);
+}
+
+std::byte* Snapshot::place_in_model(const std::string& name) const {
+  const auto found = in_model_.find(name);
+  return found == in_model_.end() ? nullptr : shared() + found->second;
 }
 
 void Snapshot::prefault(const StateImage& image, const std::optional<std::vector<FlatRange>>& ranges) const {
@@ -174,7 +218,12 @@ bool Snapshot::complete() {
   if (!from_device_.complete()) return false;
   // A communicator that is stopped ends its kernels: what the device computes from then on is wrong.
   if (!told_ && !on_host()) session_.device_communicator().progress();
-  if (!std::exchange(told_, true) && hosts_.saves() && !spoiled()) memory_->mark_copied(hosts_.local_rank, number_);
+  if (std::exchange(told_, true) || !hosts_.saves()) return true;
+  if (kept_) {
+    kept_->mark_written(number_);
+  } else if (!spoiled()) {
+    memory_->mark_copied(hosts_.local_rank, number_);
+  }
   return true;
 }
 
@@ -184,7 +233,7 @@ void Snapshot::complete_now() {
     copy_->finish();
     step_.optimizer().copy_at_next_steps(nullptr);
   }
-  if (memory_) complete();
+  if (memory_ || kept_) complete();
 }
 
 void Snapshot::offer_again() {
@@ -199,7 +248,7 @@ double Snapshot::copy_seconds() const {
 
 // The ranks of host 0 divide the bytes evenly. Rank 0 writes values that ranks do not share.
 void Snapshot::write_shared(const StateImage& image) {
-  std::byte* const model = memory_->data();
+  std::byte* const model = shared();
   std::byte* const optimizer = model + pages(image.model().bytes());
   if (hosts_.is_leader()) {
     image.model().write_header(model);
@@ -221,6 +270,7 @@ std::pair<std::size_t, std::size_t> Snapshot::even_stretch(const StateImage& ima
 }
 
 void Snapshot::write_own(const StateImage& image) {
+  if (kept_) return kept_->write_own(image.own());
   const int region = hosts_.folder_is_shared ? hosts_.local_rank : session_.world().rank;
   std::byte* const own = memory_->data() + own_offset(region);
   image.own().write_header(own);
@@ -259,8 +309,7 @@ void Snapshot::for_each_part(const std::vector<FlatRange>& ranges, const PartVis
       const std::int64_t end = std::min(range.end, parameter.offset + parameter.padded);
       if (begin >= end) continue;
       const auto size = static_cast<std::size_t>(parameters.groups()[range.group].element_size);
-      each({range.group, begin, end}, parameter,
-           memory_->data() + static_cast<std::size_t>(begin - parameter.offset) * size);
+      each({range.group, begin, end}, parameter, shared() + static_cast<std::size_t>(begin - parameter.offset) * size);
     }
   }
 }

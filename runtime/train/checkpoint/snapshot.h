@@ -42,11 +42,34 @@ struct CheckpointHosts {
 // Collective. Makes the folder, if there are several hosts. SystemError.
 CheckpointHosts find_checkpoint_hosts(comm::ControlPlane& control, const std::filesystem::path& folder);
 
+// The memory of states that outlive the ranks (Generations), in place of a saver's.
+class KeptMemory {
+ public:
+  virtual ~KeptMemory() = default;
+  virtual std::byte* data() const = 0;  // of the shared files of the next state
+  virtual void write_own(const FileImage& own) = 0;
+  virtual void mark_written(std::uint64_t number) = 0;
+};
+
 class Snapshot {
  public:
   // `visit`: walks through all of the state; collective.
   Snapshot(rank::RankSession& session, TrainingStep& step, const CheckpointHosts& hosts, TensorNames names,
            std::function<void(StateVisitor&)> visit);
+
+  // From now on snapshots go into that memory, which has room for them. The object outlives them.
+  void keep_in(KeptMemory& memory) { kept_ = &memory; }
+  // Finds the places of the shared files' tensors, and returns the image. Collective.
+  StateImage lay_out();
+  std::size_t largest_own() const { return largest_own_; }  // bytes of a rank's own file, at lay_out()
+  std::size_t bytes_of_model() const { return model_bytes_; }
+  std::size_t bytes_of_optimizer() const { return optimizer_bytes_; }
+  // True while an update is to copy a part of the last snapshot. The same on all ranks.
+  bool awaits_update() const { return begun_ || (copy_ && !copy_->finished()); }
+  // Copies all parameters and optimizer state of this rank, by several threads, where every rank has all of it.
+  void copy_all_now(int threads) const;
+  std::size_t place_of_optimizer() const;                    // of its file, behind the model's
+  std::byte* place_in_model(const std::string& name) const;  // null: there is no such tensor
 
   // Makes the memory and maps it, which would hold up training at the first snapshot. Collective. Error: the host lacks
   // memory.
@@ -95,6 +118,8 @@ class Snapshot {
   std::shared_ptr<UpdateCopy> make_copy(const std::vector<FlatRange>& ranges, bool in_two) const;
   void copy_from_device(const std::vector<FlatRange>& ranges);
   void name_files(const StateImage& image, const std::vector<std::int64_t>& sizes);
+  std::byte* shared() const { return kept_ ? kept_->data() : memory_->data(); }
+  void note_places(const StateImage& image);
   std::size_t own_offset(int region) const { return shared_bytes_ + static_cast<std::size_t>(region) * own_capacity_; }
   bool on_host() const;
   // The ranges of parameters and optimizer state that this rank copies. None: their files are divided evenly.
@@ -106,12 +131,14 @@ class Snapshot {
   const TensorNames names_;
   const std::function<void(StateVisitor&)> visit_;
 
+  KeptMemory* kept_ = nullptr;  // null: memory_ is for a saver
   std::optional<checkpoints::SnapshotMemory> memory_;
   int memories_ = 0;              // made so far; numbers the memories
   std::size_t shared_bytes_ = 0;  // bytes of model and optimizer, in whole pages; on host 0
   std::size_t own_capacity_ = 0;  // bytes for each rank's file
   // Offsets of the two shared files' tensors in the memory; the same in all snapshots of a run.
   std::map<std::string, std::size_t> in_model_, in_optimizer_;
+  std::size_t model_bytes_ = 0, optimizer_bytes_ = 0, largest_own_ = 0;
   std::uint64_t number_ = 0;
   Nanoseconds taken_{0};
   std::vector<checkpoints::FileImage> files_;

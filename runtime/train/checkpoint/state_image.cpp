@@ -74,6 +74,13 @@ class StateImage::Collector final : public StateVisitor {
     const auto name_behind = [&](std::string_view part) { return path.substr(part.size()); };
     using Writers = FileImage::Writers;
     const Writers writers = options_.later ? Writers::kNone : options_.shared ? Writers::kAll : Writers::kFirst;
+    if (options_.own_alone) {
+      const auto is_of = [&](std::string_view part) { return path.starts_with(part); };
+      const bool is_shared =
+          is_of(state_path::kParameters) || is_of(state_path::kFrozen) || is_of(state_path::kOptimizer);
+      if (!is_shared) image_.own_.add(path, std::move(value));
+      return;
+    }
     // All ranks lay out the shared files alike.
     bool own = !options_.shared && options_.rank != 0;
     const auto left_out = [&](const std::string& name) { return options_.names.left_out.contains(name); };
@@ -121,7 +128,10 @@ StateImage::StateImage(const Options& options, const std::function<void(StateVis
   const at::Tensor bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::TensorOptions().dtype(at::kByte));
   std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
   own_.add(std::string(kValuesName), bytes);
-  for (FileImage* const file : {&model_, &optimizer_, &own_}) file->lay_out();
+  own_.lay_out();
+  if (options.own_alone) return;
+  model_.lay_out();
+  optimizer_.lay_out();
 }
 
 void DeviceCopies::add(const at::Tensor& value, std::byte* to) {

@@ -118,8 +118,9 @@ class StateImage {
  public:
   struct Options {
     int rank = 0;
-    bool shared = true;  // all ranks hold the same parameters and optimizer state
-    bool later = false;  // parameters and optimizer state are copied by their ranges
+    bool shared = true;      // all ranks hold the same parameters and optimizer state
+    bool later = false;      // parameters and optimizer state are copied by their ranges
+    bool own_alone = false;  // own() and values() alone; with `later`
     TensorNames names;
   };
   // `visit` calls the visitor with all of the state. The image refers to tensors and does not copy them: they must not

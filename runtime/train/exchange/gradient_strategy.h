@@ -87,6 +87,8 @@ class GradientStrategy {
   // The ranges that this rank updates; if every rank updates everything, the rank's share of it. The ranges of all
   // ranks together cover everything once. Empty: the strategy has no such ranges.
   virtual std::optional<std::vector<FlatRange>> copied_ranges() const { return std::nullopt; }
+  // True if every rank has all parameters and optimizer state after each update, and nothing else that matters later.
+  virtual bool every_rank_has_all() const { return false; }
   // Gives every rank the whole optimizer state, so that another strategy can go on. Collective.
   virtual void complete_state() {}
   // Copies one tensor of the optimizer state (by its index) for each group, complete on every rank; empty: every rank

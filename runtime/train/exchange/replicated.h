@@ -23,6 +23,7 @@ class Replicated final : public GradientStrategy {
   comm::Work launch(std::size_t bucket) override;
   std::optional<at::Tensor> update(const Update& update) override;
   std::optional<std::vector<FlatRange>> copied_ranges() const override;
+  bool every_rank_has_all() const override { return true; }
 
  private:
   FlatParameters& parameters_;

@@ -43,8 +43,13 @@ CheckpointSchedule::CheckpointSchedule(rank::RankSession& session, TrainingStep&
   facts_ = facts_for_resume(session, data, trial);
   taken_.emplace(session, step,
                  Checkpoints::Options{.names = {tied_names(model), left_out_of_weights(model)}, .run = facts_}, visit_);
+  in_memory_.emplace(session, step, taken_->hosts(), TensorNames{tied_names(model), left_out_of_weights(model)}, facts_,
+                     visit_);
   step.before_update([this] {
-    if (is_due(position_.batches + 1) && !step_.saver_busy()) taken_->prepare();
+    in_memory_->begin_update();
+    if (!is_due(position_.batches + 1) || step_.saver_busy()) return;
+    finish_generation();
+    taken_->prepare();
   });
 }
 
@@ -77,6 +82,34 @@ void CheckpointSchedule::restored() {
 
 bool CheckpointSchedule::saver_busy() {
   return taken_ && taken_->saver_busy();
+}
+
+bool CheckpointSchedule::generation_busy() {
+  return in_memory_ && in_memory_->busy();
+}
+
+bool CheckpointSchedule::wants_generation() const {
+  return in_memory_ && in_memory_->wanted();
+}
+
+void CheckpointSchedule::publish_own() {
+  if (in_memory_) in_memory_->publish({position_.batches, position_.epoch});
+}
+
+void CheckpointSchedule::take_generation_if_due() {
+  if (!in_memory_ || !step_.generation_wanted() || step_.generation_busy() || taken_->awaits_update()) return;
+  if (position_.batches - last_generation_ < step_.announcement_rounds()) return;
+  const profile::PhaseScope phase(session_.recorder(), profile::Phase::kCheckpoint);
+  in_memory_->take({position_.batches, position_.epoch});
+  last_generation_ = position_.batches;
+}
+
+void CheckpointSchedule::finish_generation() {
+  if (in_memory_ && in_memory_->awaits_update()) in_memory_->finish_copy();
+}
+
+std::optional<std::int64_t> CheckpointSchedule::save_as_survivor() {
+  return in_memory_ ? in_memory_->save_as_survivor() : std::nullopt;
 }
 
 bool CheckpointSchedule::wants_one(bool asked) const {
@@ -132,6 +165,7 @@ void CheckpointSchedule::delay() {
 void CheckpointSchedule::take(const char* reason, std::optional<double> metric, bool may_wait, bool last) {
   if (!taken_) return;
   before_each_();
+  finish_generation();
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kCheckpoint);
   taken_->save({position_.batches, position_.epoch, reason, metric}, may_wait, last);
   last_batch_ = position_.batches;
@@ -140,6 +174,8 @@ void CheckpointSchedule::take(const char* reason, std::optional<double> metric, 
 }
 
 void CheckpointSchedule::end_copies_by_updates() {
+  finish_generation();
+  if (in_memory_) in_memory_->begin_update();
   step_.before_update({});
 }
 

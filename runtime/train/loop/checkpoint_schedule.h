@@ -12,6 +12,7 @@
 #include <torch/nn/module.h>
 
 #include "checkpoint/checkpoints.h"
+#include "checkpoint/generations.h"
 #include "dtrain/rank/rank_session.h"
 #include "dtrain/train/loader.h"
 #include "loop/progress.h"
@@ -43,6 +44,16 @@ class CheckpointSchedule {
   // `asked`: true if the trial asks for a checkpoint.
   bool wants_one(bool asked) const;
 
+  // The same of the states in memory.
+  bool generation_busy();
+  bool wants_generation() const;
+  // After a batch: as Generations::publish().
+  void publish_own();
+  // To be called after take_if_due(): takes a state in memory if one is due. Collective.
+  void take_generation_if_due();
+  // As Generations::save_as_survivor().
+  std::optional<std::int64_t> save_as_survivor();
+
   // The three functions below are collective, and called between two batches. The first takes a checkpoint if the
   // experiment keeps this validation.
   void after_validation(const Validation::Result& validated);
@@ -70,6 +81,8 @@ class CheckpointSchedule {
   // As Checkpoints::save().
   void take(const char* reason, std::optional<double> metric, bool may_wait, bool last = false);
 
+  // An update copies for one checkpoint at a time: what is left of a state in memory is copied now.
+  void finish_generation();
   // From now on earlier checkpoints do not count as checkpoints of this process.
   void restored();
 
@@ -81,6 +94,8 @@ class CheckpointSchedule {
   const std::function<void(StateVisitor&)> visit_;
   Json facts_;                                // about this run, for runs that go on from its checkpoints
   std::optional<Checkpoints> taken_;          // none in mock runs
+  std::optional<Generations> in_memory_;      // the same
+  std::int64_t last_generation_ = 0;          // the batch at which a state in memory was last taken, or prepared
   bool is_ready_ = false;                     // make_ready() was called
   std::int64_t last_batch_ = 0;               // of the last checkpoint taken, or of the one that training goes on from
   std::optional<Nanoseconds> delayed_since_;  // when the next checkpoint was due, while it waits

@@ -331,8 +331,22 @@ int RankTraining::finish(TrainingLoop::Outcome outcome) {
   return exit_code_;
 }
 
+void RankTraining::save_as_survivor() {
+  try {
+    throw;
+  } catch (const CommError&) {
+    try {
+      if (loop_) loop_->save_as_survivor();
+    } catch (const std::exception& error) {
+      session_->log()->warn("the state of the last batch could not be saved in memory: {}", describe(error));
+    }
+  } catch (...) {  // this rank's own failure
+  }
+}
+
 // Reports before the step is destroyed, because its operations may be under way until the failure ends them.
 int RankTraining::fail() {
+  save_as_survivor();
   exit_code_ = train::fail(*session_);
   const c10::Device device = context_ ? context_->device() : c10::Device(at::kCPU);
   if (has_failed(device)) end_process(*session_, exit_code_);

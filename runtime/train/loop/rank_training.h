@@ -40,7 +40,8 @@ class RankTraining {
 
  private:
   void open_device();
-  void close();  // closes everything but the session
+  void save_as_survivor();  // after the exception that is being handled
+  void close();             // closes everything but the session
   void abandon();
 
   // Each member uses those before it.

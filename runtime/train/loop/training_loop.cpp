@@ -187,6 +187,8 @@ Announcement TrainingLoop::wishes(bool fits_graph) {
   Announcement mine{.stop = session_.stop_requested()};
   mine.saver_busy = checkpoints_.saver_busy();
   mine.wants_checkpoint = checkpoints_.wants_one(context_.around_the_loop().wants_checkpoint);
+  mine.generation_busy = checkpoints_.generation_busy();
+  mine.wants_generation = checkpoints_.wants_generation();
   mine.fits_graph = fits_graph;
   mine.trace = measured_.deep_window.wanted(position_.batches + 1, step_.announcement_rounds());
   return mine;
@@ -205,6 +207,9 @@ TrainingLoop::Outcome TrainingLoop::end_round(std::int64_t samples, bool stepped
     if (last) end_last_epoch();
     progress_.leave_out_pause();
   } else {
+    position_.due_is_open = true;
+    checkpoints_.publish_own();
+    position_.due_is_open = false;
     do_what_is_due(stepped);
     early = early_stop_.is_due();
     if (early) {
@@ -366,7 +371,9 @@ void TrainingLoop::do_what_is_due(bool stepped) {
   }
   if (!stepped) return;
   if (checkpoints_.make_ready()) progress_.leave_out_pause();
-  if (!early_stop_.is_due()) checkpoints_.take_if_due(metric);
+  if (early_stop_.is_due()) return;
+  checkpoints_.take_if_due(metric);
+  checkpoints_.take_generation_if_due();
 }
 
 TrainingLoop::Outcome TrainingLoop::end_of_epoch(const Round& round) {

@@ -68,6 +68,9 @@ class TrainingLoop {
   Outcome end_batch();
   const Position& position() const { return position_; }
 
+  // After another rank's end has ended an exchange: saves the state of the last batch in memory, if this rank can.
+  void save_as_survivor() { checkpoints_.save_as_survivor(); }
+
  private:
   struct OwnBatch;
   // Visits the position of the training and the state of its step. Between two batches. Collective.

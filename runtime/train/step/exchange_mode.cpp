@@ -170,6 +170,11 @@ class ExchangeMode final : public StepMode, private CapturableStep {
     return picker_.strategy().copied_ranges();
   }
 
+  bool has_all() const override {
+    return picker_.strategy().every_rank_has_all() && parts_.parameters.memory().on_host() && copied_ranges() &&
+           !parts_.watch.any_written();
+  }
+
   void visit(StateVisitor& visitor) override {
     visitor.part("period", vote_);
     visitor.part("strategy", picker_.strategy());

@@ -27,6 +27,8 @@ class AloneVote final : public RoundVote {
   bool stop_seen() const override { return stop_seen_; }
   bool saver_busy() const override { return false; }  // such a run saves nothing
   bool checkpoint_wanted() const override { return false; }
+  bool generation_busy() const override { return false; }
+  bool generation_wanted() const override { return false; }
   std::optional<profile::TraceWindow> take_trace_window() override { return std::nullopt; }
   void add_up(std::span<std::int64_t> /*values*/) override {}
 

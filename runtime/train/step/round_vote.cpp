@@ -38,7 +38,7 @@ void CollectiveVote::announce(const Announcement& mine) {
   Sent& sent = sent_.emplace_back();
   sent.values[0] = flag(mine.has_batch, 0) | flag(mine.fits_graph, 1) | flag(mine.counts_for_all, 2);
   sent.values[1] = flag(mine.stop, 0) | flag(mine.saver_busy, 1) | flag(mine.wants_checkpoint, 2);
-  sent.values[2] = has_batch_ ? 1 : 0;
+  sent.values[2] = flag(has_batch_, 0) | flag(mine.generation_busy, 1) | flag(mine.wants_generation, 2);
   sent.values[3] = mine.trace ? mine.trace->first_batch : 0;
   sent.values[4] = mine.trace ? (mine.trace->kernels_alone ? -1 : 1) * mine.trace->last_batch : 0;
   const std::int64_t digests[] = {mine.has_batch ? short_digest(mine.rates + static_cast<std::uint64_t>(rounds_)) : 0,
@@ -69,7 +69,9 @@ void CollectiveVote::read(const Sent& sent) {
   last_ = {count_in(sent.values[0], 0), count_in(sent.values[0], 1), count_in(sent.values[1], 0) > 0};
   batches_ += last_.active;
   divisor_ += count_in(sent.values[0], 2) > 0 ? communicator_.world_size() : last_.active;
-  ranks_with_batches_ = sent.values[2];
+  ranks_with_batches_ = count_in(sent.values[2], 0);
+  generation_busy_ = count_in(sent.values[2], 1) > 0;
+  generation_wanted_ = count_in(sent.values[2], 2) > 0;
   stop_seen_ |= last_.stop;
   saver_busy_ = count_in(sent.values[1], 1) > 0;
   checkpoint_wanted_ = count_in(sent.values[1], 2) > 0;

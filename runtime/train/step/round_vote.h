@@ -26,6 +26,8 @@ struct Announcement {
   std::int64_t last_batch = 0;                // number of the batch before
   bool saver_busy = false;                    // its host's saver cannot take a checkpoint yet
   bool wants_checkpoint = false;              // the rank asks for a checkpoint
+  bool generation_busy = false;               // the last state in memory is not complete yet
+  bool wants_generation = false;              // the rank asks for the next one
   bool fits_graph = false;                    // the rank can run its batch as a graph (step/step_graph.h)
   bool counts_for_all = false;                // its batch is weighted for a mean over ranks with and without a batch
   // Digests of values that must be the same on all ranks that have a batch.
@@ -58,6 +60,9 @@ class RoundVote {
   // True if a rank announced a busy saver, or asked for a checkpoint, in the last round that was read.
   virtual bool saver_busy() const = 0;
   virtual bool checkpoint_wanted() const = 0;
+  // The same of the states in memory.
+  virtual bool generation_busy() const = 0;
+  virtual bool generation_wanted() const = 0;
   // Returns the batches that rank 0 announced to be traced, once.
   virtual std::optional<profile::TraceWindow> take_trace_window() = 0;
   // Replaces the values by their sums over the ranks that vote together. Waits for these ranks.
@@ -75,6 +80,8 @@ class CollectiveVote final : public RoundVote {
   bool stop_seen() const override { return stop_seen_; }
   bool saver_busy() const override { return saver_busy_; }
   bool checkpoint_wanted() const override { return checkpoint_wanted_; }
+  bool generation_busy() const override { return generation_busy_; }
+  bool generation_wanted() const override { return generation_wanted_; }
   std::optional<profile::TraceWindow> take_trace_window() override;
   void add_up(std::span<std::int64_t> values) override;
 
@@ -99,7 +106,8 @@ class CollectiveVote final : public RoundVote {
 
  private:
   // The words: flags (batches, batches that fit a graph, batches that count for all); flags (wishes to stop, busy
-  // savers, wishes for a checkpoint); ranks that have had a batch in this period; rank 0's trace window (0: none;
+  // savers, wishes for a checkpoint); flags (ranks that have had a batch in this period, busy states in memory, wishes
+  // for one); rank 0's trace window (0: none;
   // a negative end: of kernels alone); two digests, each with its square; the words of NonFinite.
   static constexpr std::size_t kFirstOfDigests = 5;
   static constexpr std::size_t kFirstOfNonFinite = 9;
@@ -120,8 +128,9 @@ class CollectiveVote final : public RoundVote {
   Round last_;
   std::int64_t rounds_ = 0;  // announced so far
   bool stop_seen_ = false;
-  bool saver_busy_ = false, checkpoint_wanted_ = false;  // in the last round that was read
-  std::optional<std::int64_t> stop_round_;               // round in which a rank first asked to stop
+  bool saver_busy_ = false, checkpoint_wanted_ = false;       // in the last round that was read
+  bool generation_busy_ = false, generation_wanted_ = false;  // in the last round that was read
+  std::optional<std::int64_t> stop_round_;                    // round in which a rank first asked to stop
   std::optional<profile::TraceWindow> trace_window_;
   // Counts of this period.
   bool has_batch_ = false;  // on this rank

@@ -183,6 +183,9 @@ class StepMode {
   virtual std::vector<at::Tensor> gather_state(std::size_t /*index*/) { return {}; }
   // True if parameters and optimizer state are the same on all ranks after every batch.
   virtual bool state_is_shared() const { return true; }
+  // True if this rank has all parameters and optimizer state of the last update, and no exchange changes them: then any
+  // rank may write them for all.
+  virtual bool has_all() const { return false; }
   // The ranges of parameters and optimizer state that this rank copies for a checkpoint. The ranges of all ranks
   // together cover everything once. In host memory an update may copy them (UpdateCopy). Empty, on all ranks alike: a
   // rank must copy everything.

@@ -75,6 +75,9 @@ class TrainingStep : private CapturableStep {
   // true if a rank has asked for a checkpoint.
   bool saver_busy() { return mode_->vote().saver_busy(); }
   bool checkpoint_wanted() { return mode_->vote().checkpoint_wanted(); }
+  // The same of the states in memory.
+  bool generation_busy() { return mode_->vote().generation_busy(); }
+  bool generation_wanted() { return mode_->vote().generation_wanted(); }
 
   // The most rounds, the announcing one included, after which all ranks know an announcement.
   std::int64_t announcement_rounds() const { return mode_->announcement_rounds(); }
@@ -95,6 +98,7 @@ class TrainingStep : private CapturableStep {
   // To be called after the state of another run was restored: its values that were not finite are not counted here.
   void forget_non_finite() { non_finite_.forget(); }
   bool state_is_shared() const { return mode_->state_is_shared(); }
+  bool has_all() const { return mode_->has_all(); }
   // As StepMode::copied_ranges().
   std::optional<std::vector<FlatRange>> copied_ranges() const { return mode_->copied_ranges(); }
   // While this object lives, the model's tensors hold the values that training updates, in their type. Between two

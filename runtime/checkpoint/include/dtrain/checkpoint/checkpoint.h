@@ -133,11 +133,12 @@ struct ManifestFile {
 };
 Json to_json(const ManifestFile& file);
 // DataError, also if the number of checksums does not fit the size.
-ManifestFile manifest_file_from(const Json& json);
+ManifestFile manifest_file_from(const Json& json, bool has_checksums = true);
 
 struct Manifest {
   About about;
   std::vector<ManifestFile> files;
+  bool has_checksums = true;  // false: of a state in memory (memory_folder.h)
 };
 std::string to_text(const Manifest& manifest);
 // DataError: damaged, or written by a newer version of dtrain.

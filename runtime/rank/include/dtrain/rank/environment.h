@@ -39,8 +39,9 @@ struct Handover {
   std::filesystem::path rendezvous;  // the file into which rank 0 writes its address and the secret
   std::string agent_id;
   std::string monitor_socket;
-  bool on_gpus = false;               // the launcher has placed the ranks on GPUs
-  std::filesystem::path resume_from;  // the checkpoint that training goes on from; empty: it begins anew
+  bool on_gpus = false;                   // the launcher has placed the ranks on GPUs
+  std::filesystem::path resume_from;      // the checkpoint that training goes on from; empty: it begins anew
+  std::filesystem::path memory_folder{};  // for states in memory; empty: none are kept
 };
 
 // The secrets that prove that a rank belongs to a run: to the launcher, and to the other ranks.

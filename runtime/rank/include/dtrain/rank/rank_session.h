@@ -132,6 +132,12 @@ class RankSession {
   // Returns the folder of this run's checkpoints (checkpoint/checkpoint.h). It may not exist yet.
   std::filesystem::path checkpoint_folder() const;
 
+  // Returns the folder for states in memory that outlive the ranks (checkpoint/memory_folder.h); empty: none are kept.
+  std::filesystem::path memory_folder() const;
+  // Tells the launcher that this rank writes the state of its last batch when another rank has died, and must not be
+  // ended before.
+  void tell_of_saving();
+
   // See comm/host_share.h.
   SharedMemory share_on_host(const std::string& name, const std::function<SharedMemory()>& make,
                              comm::HostAccess access = comm::HostAccess::kRead);

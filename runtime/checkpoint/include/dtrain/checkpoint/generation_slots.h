@@ -1,0 +1,123 @@
+// The memory into which the ranks of one host write generations: whole training states that outlive them. Two slots in
+// the run's memory folder (memory_folder.h) take turns: one holds the newest whole state, the next is written into the
+// other. A board that the ranks share says how far each is. Rank 0 leads.
+//
+// A state is complete when its manifest is there and its folder has its name, which rank 0 does last. Until then the
+// folder has a name that no reader looks at. So a process that dies leaves no half state, and no checksum is needed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dtrain/base/file.h"
+#include "dtrain/base/json.h"
+#include "dtrain/base/shared_memory.h"
+#include "dtrain/checkpoint/checkpoint.h"
+
+namespace dtrain::checkpoints {
+
+// The small memory that the ranks share. Any process.
+class GenerationBoard {
+ public:
+  // Reserves the memory, with room for two publications of `own_bytes` of each rank. SystemError.
+  static SharedMemory create(int ranks, std::size_t own_bytes);
+  explicit GenerationBoard(SharedMemory memory);
+
+  int ranks() const;
+  std::size_t own_bytes() const;
+
+  // The generation `number` (1, 2, …): a rank has written its part, or could not.
+  void mark_written(int rank, std::uint64_t number, bool failed) const;
+  bool all_written(std::uint64_t number) const;
+  bool any_failed(std::uint64_t number) const;
+
+  // The slot that is written next, and the batch of the whole state in the other; -1: there is none.
+  int turn() const;
+  std::int64_t newest() const;
+  void set(int turn, std::int64_t newest) const;
+
+  // Exclusion of completions. begin_completion() is false while another process completes a state, and for ever after
+  // survivors have written one.
+  bool begin_completion() const;
+  void end_completion(bool by_survivor) const;
+
+  // What a rank publishes of its own after each batch. The last two publications stay.
+  struct Publication {
+    std::int64_t batch = -1, epoch = 0;
+    std::span<const std::byte> bytes;  // a file of its own state (rank_file()), in the memory
+  };
+  // Returns the memory for this rank's next publication, and shows it to the others.
+  std::span<std::byte> begin_publication(int rank) const;
+  void publish(int rank, std::int64_t batch, std::int64_t epoch, std::size_t bytes) const;
+  std::optional<Publication> published(int rank, std::int64_t batch) const;
+
+ private:
+  struct Header;
+  struct Rank;
+  Header& header() const;
+  Rank& of(int rank) const;
+  std::byte* buffer(int rank, int which) const;
+  SharedMemory memory_;
+};
+
+// One slot: a folder that holds the files which all ranks write together, mapped one behind the other.
+class GenerationSlot {
+ public:
+  // SystemError.
+  GenerationSlot(const std::filesystem::path& folder, const std::string& name, std::size_t model_bytes,
+                 std::size_t optimizer_bytes);
+  ~GenerationSlot();
+  GenerationSlot(GenerationSlot&& other) noexcept;
+  GenerationSlot& operator=(GenerationSlot&&) = delete;
+
+  std::byte* data() const { return data_; }  // model.safetensors, and at the next whole page optimizer.safetensors
+  void prefault(std::size_t offset, std::size_t bytes) const;
+  // Writes a file of this slot's folder. SystemError.
+  void write_file(const std::string& name, std::string_view bytes) const;
+  int folder() const { return folder_.get(); }
+
+ private:
+  UniqueFd folder_;
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+// The names of the slots' folders, which rank 0 keeps.
+struct SlotNames {
+  std::vector<std::string> slots;   // two
+  int turn = 0;                     // the slot that is written next
+  std::int64_t newest = -1;         // batch of the whole state in the other slot; -1: none
+  std::vector<std::string> others;  // whole states of other sizes, to be removed once there is a newer state
+};
+Json to_json(const SlotNames& names);
+SlotNames slot_names_of(const Json& json);
+
+// Rank 0: finds the two slots of these sizes that an earlier attempt has left, or makes them, and reserves their
+// memory, which takes time. Removes what cannot be used, but no newest whole state. SystemError: there is not enough.
+SlotNames reserve_slots(const std::filesystem::path& folder, std::size_t model_bytes, std::size_t optimizer_bytes);
+
+struct GenerationFiles {
+  About about;
+  std::string state;                // the contents of state.json
+  std::vector<ManifestFile> files;  // without checksums
+};
+// Rank 0: completes the state in the slot whose turn it is, and makes the other slot ready for the next one.
+// SystemError: the state is not there. begin_completion() has returned true.
+void complete_generation(const std::filesystem::path& folder, SlotNames& names, const GenerationFiles& files);
+
+// A survivor of another rank's death: makes a state of the shared files in that slot's folder and of the ranks' own
+// files. SystemError.
+struct OwnFile {
+  std::string name;
+  std::string_view bytes;
+};
+void complete_by_survivor(const std::filesystem::path& folder, const GenerationSlot& slot, const GenerationFiles& files,
+                          const std::vector<OwnFile>& own);
+
+}  // namespace dtrain::checkpoints

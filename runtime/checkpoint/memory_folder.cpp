@@ -1,0 +1,145 @@
+#include "dtrain/checkpoint/memory_folder.h"
+
+#include <cerrno>
+#include <system_error>
+
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "dtrain/base/cgroup.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/json.h"
+#include "dtrain/base/text.h"
+#include "dtrain/base/untrusted.h"
+#include "dtrain/host/processes.h"
+
+namespace dtrain::checkpoints {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kMemory = "/dev/shm";
+constexpr const char* kOwnerFile = "owner.json";
+constexpr std::size_t kLargestOwnerFile = 64 << 10;
+
+std::string prefix_of_user() {
+  return "dtrain-" + std::to_string(::geteuid()) + "-";
+}
+
+// FNV-1a. Two runs of one user with the same digest would need a few billion runs.
+std::string digest(const std::string& text) {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const unsigned char byte : text) hash = (hash ^ byte) * 0x100000001b3u;
+  std::string bytes;
+  for (int shift = 56; shift >= 0; shift -= 8) bytes += static_cast<char>(hash >> shift & 0xff);
+  return to_hex(bytes);
+}
+
+bool is_own_folder(const fs::path& path) {
+  struct stat info {};
+  return ::lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid() &&
+         (info.st_mode & 077) == 0;
+}
+
+// Containers may share /dev/shm, and number their processes themselves.
+std::string process_namespace() {
+  std::error_code code;
+  return fs::read_symlink("/proc/self/ns/pid", code).string();
+}
+
+Json owner_of(const fs::path& folder) {
+  try {
+    return parse_if_valid(read_file(folder / kOwnerFile, kLargestOwnerFile)).value_or(Json());
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+// True if the process that carried out the folder's run has ended. False where that is not known.
+bool is_abandoned(const fs::path& folder) {
+  const Json owner = owner_of(folder);
+  if (text_at(owner, "processes") != process_namespace()) return false;
+  const auto pid = value_at<pid_t>(owner, "pid");
+  const auto start = value_at<std::uint64_t>(owner, "start_ticks");
+  return pid && start && host::start_ticks(*pid) != *start;
+}
+
+void sweep(const fs::path& own) {
+  std::error_code code;
+  const std::string prefix = prefix_of_user();
+  std::vector<fs::path> abandoned;
+  for (fs::directory_iterator entry(kMemory, code); !code && entry != fs::directory_iterator(); entry.increment(code)) {
+    const fs::path& path = entry->path();
+    if (path == own || !path.filename().string().starts_with(prefix)) continue;
+    if (is_own_folder(path) && is_abandoned(path)) abandoned.push_back(path);
+  }
+  for (const fs::path& path : abandoned) fs::remove_all(path, code);
+}
+
+}  // namespace
+
+fs::path memory_folder_of(const fs::path& run) {
+  std::error_code code;
+  const fs::path whole = fs::weakly_canonical(run, code);
+  return fs::path(kMemory) / (prefix_of_user() + digest((code ? run : whole).string()));
+}
+
+std::optional<Entry> newest_in_memory(const fs::path& run) {
+  const fs::path folder = memory_folder_of(run);
+  if (!is_own_folder(folder)) return std::nullopt;
+  try {
+    for (std::vector<Entry> entries = list(folder); !entries.empty(); entries.pop_back()) {
+      if (entries.back().damage.empty()) return entries.back();
+    }
+  } catch (const Error&) {  // another process removes the folder
+  }
+  return std::nullopt;
+}
+
+MemoryFolder::MemoryFolder(const fs::path& run) {
+  const fs::path path = memory_folder_of(run);
+  sweep(path);
+  if (::mkdir(path.c_str(), 0700) != 0 && (errno != EEXIST || !is_own_folder(path))) {
+    problem_ = "cannot make " + path.string() + ": " +
+               (errno == EEXIST ? "another user has made it" : std::generic_category().message(errno));
+    return;
+  }
+  try {
+    const pid_t pid = ::getpid();
+    write_file_atomic(path / kOwnerFile, to_line({{"pid", pid},
+                                                  {"start_ticks", host::start_ticks(pid)},
+                                                  {"processes", process_namespace()},
+                                                  {"run", run.string()}}) +
+                                             "\n");
+    path_ = path;
+  } catch (const SystemError& error) {
+    problem_ = error.what();
+    std::error_code code;
+    fs::remove_all(path, code);
+  }
+}
+
+MemoryFolder::~MemoryFolder() {
+  std::error_code code;
+  if (!path_.empty()) fs::remove_all(path_, code);
+}
+
+std::string why_no_room(const fs::path& folder, std::size_t bytes) {
+  const auto needs = [&](std::size_t free, const std::string& where) -> std::string {
+    if (bytes + free / 10 <= free) return {};
+    return "the states would take " + format_bytes(static_cast<double>(bytes)) + ", and " + where + " has " +
+           format_bytes(static_cast<double>(free)) + " free";
+  };
+  struct statvfs info {};
+  if (::statvfs(folder.c_str(), &info) != 0) {
+    return "cannot look at " + folder.string() + ": " + std::generic_category().message(errno);
+  }
+  const std::string full = needs(static_cast<std::size_t>(info.f_bavail) * info.f_frsize, kMemory);
+  if (!full.empty()) return full;
+  const auto available = available_memory();
+  return available ? needs(*available, "this machine") : std::string();
+}
+
+}  // namespace dtrain::checkpoints

@@ -1,0 +1,335 @@
+#include "checkpoint/generations.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
+#include "dtrain/checkpoint/memory_folder.h"
+#include "dtrain/config/experiment.h"
+
+namespace dtrain::train {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+constexpr double kShareOfTime = 0.01;
+constexpr double kShareAfterFault = 0.05;
+constexpr Seconds kShortest{1}, kLongest{600}, kFirstAfterFault{0.25};
+constexpr double kShareOfBatch = 0.005;  // for publications
+constexpr int kMeasuredPublications = 8;
+constexpr std::size_t kLargestPublished = 4u << 20, kMoreOwn = 64u << 10;  // bytes
+constexpr int kMostThreads = 4;
+constexpr std::string_view kReason = "memory";
+
+// A tensor in the bytes of a rank's own file, which this program has laid out.
+std::string_view tensor_in(std::string_view file, const std::string& name) {
+  std::uint64_t length = 0;
+  std::memcpy(&length, file.data(), sizeof length);
+  const Json header = Json::parse(file.substr(sizeof length, length));
+  const auto found = header.find(name);
+  if (found == header.end()) return {};
+  const auto offsets = found->at("data_offsets").get<std::vector<std::size_t>>();
+  return file.substr(sizeof length + length + offsets[0], offsets[1] - offsets[0]);
+}
+
+std::string_view text_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// Writes each buffer of the model as rank 0 has published it.
+void put_buffers(std::string_view own, const Snapshot& snapshot) {
+  std::uint64_t length = 0;
+  std::memcpy(&length, own.data(), sizeof length);
+  const Json header = Json::parse(own.substr(sizeof length, length));
+  const std::string_view data = own.substr(sizeof length + length);
+  for (const auto& [path, about] : header.items()) {
+    if (!path.starts_with(state_path::kBuffers)) continue;
+    std::byte* const place = snapshot.place_in_model(path.substr(state_path::kBuffers.size()));
+    const auto offsets = about.at("data_offsets").get<std::vector<std::size_t>>();
+    if (place) std::memcpy(place, data.data() + offsets[0], offsets[1] - offsets[0]);
+  }
+}
+
+}  // namespace
+
+Generations::Generations(rank::RankSession& session, TrainingStep& step, const CheckpointHosts& hosts,
+                         TensorNames names, Json run, std::function<void(StateVisitor&)> visit)
+    : session_(session),
+      step_(step),
+      run_(std::move(run)),
+      visit_(std::move(visit)),
+      folder_(session.memory_folder()),
+      snapshot_(session, step, hosts, std::move(names), visit_),
+      last_time_(session.clock().monotonic()) {
+  snapshot_.keep_in(*this);
+  if (!folder_.empty() && hosts.hosts == 1 && step.parameters().memory().on_host()) stage_ = Stage::kBegin;
+}
+
+Generations::~Generations() {
+  if (reserver_.joinable()) reserver_.join();
+}
+
+bool Generations::busy() {
+  if (stage_ == Stage::kReserving && reserver_.joinable()) return !reserved_;
+  if (stage_ != Stage::kReady) return false;
+  if (!snapshot_.complete()) return true;
+  if (pending_) complete();
+  return pending_.has_value();
+}
+
+bool Generations::wanted() const {
+  if (stage_ == Stage::kOff || session_.world().rank != 0 || pending_) return false;
+  return stage_ == Stage::kReserving || session_.clock().monotonic() - last_time_ >= interval();
+}
+
+// A run that has just gone on after a fault takes its first state at once, and the next ones in intervals that double:
+// then it gets further even if faults come every few seconds. The first does not wait for an update, either.
+Seconds Generations::interval() const {
+  const auto asked = session_.experiment().recovery.seconds_between_states();
+  const Seconds usual = asked ? Seconds(*asked) : std::clamp(Seconds(cost_s_ / kShareOfTime), kShortest, kLongest);
+  if (session_.resume_from().empty()) return usual;
+  if (taken_ == 0) return Seconds(0);
+  const Seconds early = kFirstAfterFault * static_cast<double>(std::int64_t{1} << std::min(taken_ - 1, 20));
+  return std::min(usual, std::max(early, Seconds(cost_s_ / kShareAfterFault)));
+}
+
+void Generations::take(const Moment& moment) {
+  if (stage_ == Stage::kBegin) return reserve();
+  if (stage_ == Stage::kReserving && !connect()) return;
+  if (stage_ != Stage::kReady) return;
+  last_time_ = session_.clock().monotonic();
+  ++taken_;
+  own_failed_ = false;
+  if (session_.world().rank == 0) pending_ = moment;
+  const bool at_once = taken_ == 1 && !session_.resume_from().empty();
+  snapshot_.take(/*at_update=*/!at_once);
+}
+
+// Rank 0 decides if there is room, and has a thread reserve it.
+void Generations::reserve() {
+  layout_ = snapshot_.lay_out();
+  constexpr const char* kKey = "train/states-in-memory";
+  if (session_.world().rank == 0) {
+    const std::size_t bytes = 2 * (snapshot_.bytes_of_model() + snapshot_.bytes_of_optimizer());
+    const auto there = static_cast<std::size_t>(bytes_in_use());
+    session_.control().set(kKey, checkpoints::why_no_room(folder_, bytes - std::min(bytes, there)));
+  }
+  const std::string problem = session_.control().get(kKey);
+  if (!problem.empty()) return turn_off(problem);
+  stage_ = Stage::kReserving;
+  if (session_.world().rank != 0) return;
+  reserver_ = std::thread([this, model = snapshot_.bytes_of_model(), optimizer = snapshot_.bytes_of_optimizer()] {
+    try {
+      names_ = checkpoints::reserve_slots(folder_, model, optimizer);
+    } catch (const std::exception& error) {
+      reserve_error_ = describe(error);
+    }
+    reserved_ = true;
+  });
+}
+
+std::int64_t Generations::bytes_in_use() const {
+  std::int64_t bytes = 0;
+  std::error_code code;
+  for (std::filesystem::recursive_directory_iterator file(folder_, code);
+       !code && file != std::filesystem::recursive_directory_iterator(); file.increment(code)) {
+    if (file->is_regular_file(code)) bytes += static_cast<std::int64_t>(file->file_size(code));
+  }
+  return bytes;
+}
+
+// Maps the memory on all ranks. Returns false if it could not be had.
+bool Generations::connect() {
+  constexpr const char* kKey = "train/states-in-memory-slots";
+  const bool leads = session_.world().rank == 0;
+  if (leads) {
+    reserver_.join();
+    session_.control().set(kKey, Json{{"error", reserve_error_}, {"names", to_json(names_)}}.dump());
+  }
+  const Json told = Json::parse(session_.control().get(kKey));
+  std::string problem = told.at("error").get<std::string>();
+  if (problem.empty()) {
+    const checkpoints::SlotNames names = checkpoints::slot_names_of(told.at("names"));
+    const auto ranks = static_cast<std::size_t>(session_.world().size);
+    try {
+      for (const std::string& name : names.slots) {
+        slots_.emplace_back(folder_, name, snapshot_.bytes_of_model(), snapshot_.bytes_of_optimizer());
+        const std::size_t share = (snapshot_.bytes_of_model() + snapshot_.bytes_of_optimizer()) / ranks;
+        slots_.back().prefault(share * static_cast<std::size_t>(session_.world().rank), share);
+      }
+    } catch (const SystemError& error) {
+      problem = error.what();
+    }
+    for (const std::string& other : session_.control().gather("train/states-in-memory-mapped", problem)) {
+      if (problem.empty()) problem = other;
+    }
+  }
+  if (!problem.empty()) {
+    turn_off(problem);
+    return false;
+  }
+  const std::size_t own = snapshot_.largest_own() > kLargestPublished ? 0 : 2 * snapshot_.largest_own() + kMoreOwn;
+  board_.emplace(session_.share_on_host(
+      "states-in-memory", [&] { return checkpoints::GenerationBoard::create(session_.world().size, own); },
+      comm::HostAccess::kWrite));
+  if (leads) board_->set(names_.turn, names_.newest);
+  session_.control().barrier("train/states-in-memory-ready");
+  stage_ = Stage::kReady;
+  if (leads) {
+    const std::size_t bytes = 2 * (snapshot_.bytes_of_model() + snapshot_.bytes_of_optimizer());
+    session_.update_plan("states_in_memory", {{"kept", true}, {"bytes", bytes}, {"folder", folder_.string()}});
+  }
+  return true;
+}
+
+void Generations::turn_off(const std::string& why) {
+  stage_ = Stage::kOff;
+  slots_.clear();
+  if (session_.world().rank != 0) return;
+  session_.log()->warn("no training states are kept in memory: {}; after a fault the run goes on from a checkpoint",
+                       why);
+  session_.update_plan("states_in_memory", {{"kept", false}, {"reason", why}});
+}
+
+checkpoints::GenerationFiles Generations::files_of(const Moment& moment) const {
+  checkpoints::GenerationFiles files;
+  files.about = {.step = moment.batch,
+                 .epoch = moment.epoch,
+                 .world_size = session_.world().size,
+                 .reason = {},
+                 .metric = {},
+                 .metric_value = {}};
+  files.about.reason = kReason;
+  files.about.smaller_is_better = session_.experiment().searcher.smaller_is_better;
+  files.about.time = to_seconds(session_.clock().wall());
+  files.about.run = run_;
+  return files;
+}
+
+// Rank 0. The states of all ranks must be written.
+void Generations::complete() {
+  const std::uint64_t number = snapshot_.number();
+  if (!board_->all_written(number)) return;
+  const Moment moment = *std::exchange(pending_, std::nullopt);
+  cost_s_ = snapshot_.copy_seconds();
+  if (snapshot_.spoiled() || board_->any_failed(number) || !board_->begin_completion()) return;
+  try {
+    checkpoints::GenerationFiles files = files_of(moment);
+    files.state = to_line(snapshot_.values());
+    for (const checkpoints::FileImage& file : snapshot_.files()) files.files.push_back({file.name, file.bytes, {}});
+    checkpoints::complete_generation(folder_, names_, files);
+    board_->set(names_.turn, names_.newest);
+    board_->end_completion(/*by_survivor=*/false);
+  } catch (const std::exception& error) {
+    board_->end_completion(/*by_survivor=*/false);
+    stage_ = Stage::kOff;  // the other ranks follow, because rank 0 alone asks for states
+    session_.log()->warn("no further training states are kept in memory: {}", describe(error));
+  }
+}
+
+const checkpoints::GenerationSlot& Generations::slot() const {
+  return slots_[static_cast<std::size_t>(board_->turn())];
+}
+
+std::byte* Generations::data() const {
+  return slot().data();
+}
+
+void Generations::write_own(const FileImage& own) {
+  std::vector<std::byte> bytes(own.bytes());
+  DeviceCopies from_device;
+  own.write_header(bytes.data());
+  own.write_data(bytes.data(), 0, own.data_bytes(), /*is_first=*/false, from_device);
+  try {
+    slot().write_file(checkpoints::rank_file(session_.world().rank), text_of(bytes));
+  } catch (const SystemError& error) {
+    own_failed_ = true;
+    session_.log()->warn("this rank's part of the training state in memory cannot be written: {}", describe(error));
+  }
+}
+
+void Generations::mark_written(std::uint64_t number) {
+  board_->mark_written(session_.world().rank, number, own_failed_);
+}
+
+bool Generations::publishes() const {
+  return stage_ == Stage::kReady && !too_expensive_ && session_.world().size > 1 && !step_.window_is_open() &&
+         step_.has_all();
+}
+
+void Generations::publish(const Moment& moment) {
+  busy();  // completes a state that the last update has copied
+  if (!publishes()) return;
+  const Nanoseconds began = session_.clock().monotonic();
+  const int rank = session_.world().rank;
+  const StateImage image({.rank = rank, .shared = true, .later = true, .own_alone = true, .names = {}}, visit_);
+  const FileImage& own = image.own();
+  const std::span<std::byte> to = board_->begin_publication(rank);
+  if (own.bytes() > to.size()) {
+    too_expensive_ = true;
+    session_.log()->debug("this rank's own state of {} bytes is not published after each batch", own.bytes());
+    return;
+  }
+  DeviceCopies from_device;
+  own.write_header(to.data());
+  own.write_data(to.data(), 0, own.data_bytes(), /*is_first=*/false, from_device);
+  board_->publish(rank, moment.batch, moment.epoch, own.bytes());
+  batch_of_parameters_ = moment.batch;
+  if (!std::exchange(told_launcher_, true)) session_.tell_of_saving();
+  const Nanoseconds ended = session_.clock().monotonic();
+  if (last_publication_.count() != 0) {
+    publishing_ += ended - began;
+    between_ += ended - last_publication_;
+    ++measured_;
+  }
+  last_publication_ = ended;
+  if (measured_ != kMeasuredPublications) return;
+  too_expensive_ = to_seconds(publishing_) > kShareOfBatch * to_seconds(between_);
+  session_.log()->debug("what is this rank's own ({} bytes) takes {:.1f} us to publish, of {:.1f} us of a batch{}",
+                        own.bytes(), 1e6 * to_seconds(publishing_) / measured_, 1e6 * to_seconds(between_) / measured_,
+                        too_expensive_ ? ": it is not published any more" : "");
+}
+
+std::optional<std::int64_t> Generations::save_as_survivor() {
+  if (!batch_of_parameters_ || stage_ != Stage::kReady || !step_.has_all()) return std::nullopt;
+  const std::int64_t batch = *batch_of_parameters_;
+  if (board_->newest() >= batch) return std::nullopt;
+  std::vector<checkpoints::GenerationBoard::Publication> published;
+  for (int rank = 0; rank < session_.world().size; ++rank) {
+    const auto found = board_->published(rank, batch);
+    if (!found) return std::nullopt;
+    published.push_back(*found);
+  }
+  if (!board_->begin_completion()) return std::nullopt;
+  if (board_->newest() >= batch) {
+    board_->end_completion(/*by_survivor=*/false);
+    return std::nullopt;
+  }
+  const Nanoseconds began = session_.clock().monotonic();
+  std::byte* const model = data();
+  std::byte* const optimizer = model + (snapshot_.place_of_optimizer());
+  DeviceCopies from_device;
+  layout_->model().write_header(model);
+  layout_->optimizer().write_header(optimizer);
+  layout_->model().write_data(model, 0, layout_->model().data_bytes(), /*is_first=*/true, from_device);
+  snapshot_.copy_all_now(std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostThreads));
+  put_buffers(text_of(published.front().bytes), snapshot_);
+  checkpoints::GenerationFiles files = files_of({batch, published.front().epoch});
+  files.state = std::string(tensor_in(text_of(published.front().bytes), std::string(kValuesName)));
+  files.files = {{checkpoints::kModelFile, snapshot_.bytes_of_model(), {}},
+                 {checkpoints::kOptimizerFile, snapshot_.bytes_of_optimizer(), {}}};
+  std::vector<checkpoints::OwnFile> own;
+  for (std::size_t rank = 0; rank < published.size(); ++rank) {
+    own.push_back({checkpoints::rank_file(static_cast<int>(rank)), text_of(published[rank].bytes)});
+    files.files.push_back({own.back().name, own.back().bytes.size(), {}});
+  }
+  checkpoints::complete_by_survivor(folder_, slot(), files, own);
+  board_->end_completion(/*by_survivor=*/true);
+  session_.log()->info("the state of batch {} was saved in memory in {}", batch,
+                       format_duration(session_.clock().monotonic() - began));
+  return batch;
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,104 @@
+// Keeps whole training states in memory that outlives the ranks (checkpoint/generation_slots.h), from which the next
+// ranks go on after some have died. A state is taken by the clock, as a checkpoint is: updates copy it on their way.
+//
+// After each batch a rank also publishes what is its own, if that is cheap. If another rank dies, one of the others
+// then writes the state of the last batch: parameters and optimizer state are its own, the rest is what all have
+// published. Training thread.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "checkpoint/snapshot.h"
+#include "dtrain/base/json.h"
+#include "dtrain/checkpoint/generation_slots.h"
+#include "dtrain/rank/rank_session.h"
+#include "step/training_step.h"
+
+namespace dtrain::train {
+
+class Generations final : private KeptMemory {
+ public:
+  // `run`: About::run. `visit`: as for Checkpoints. The references outlive the object.
+  Generations(rank::RankSession& session, TrainingStep& step, const CheckpointHosts& hosts, TensorNames names, Json run,
+              std::function<void(StateVisitor&)> visit);
+  ~Generations() override;
+
+  // For this rank's announcement: true if the last state is not complete yet, and true on rank 0 if the next is due.
+  bool busy();
+  bool wanted() const;
+
+  struct Moment {
+    std::int64_t batch = 0, epoch = 0;
+  };
+  // When all are free and rank 0 wants a state: takes one, or makes a step towards the first. Collective.
+  void take(const Moment& moment);
+  // True while an update is to copy a part of the last state; finish_copy() copies that part now. The same on all
+  // ranks.
+  bool awaits_update() const { return snapshot_.awaits_update(); }
+  void finish_copy() { snapshot_.complete_now(); }
+
+  // After each batch: shows the others what is this rank's own. `visit`: not collective on a host.
+  void publish(const Moment& moment);
+  // Before each update: the published state is not that of the parameters any more.
+  void begin_update() { batch_of_parameters_.reset(); }
+  // After an exchange has failed because another rank has ended: completes the state of the last batch, if it can be
+  // told and no other rank does. Returns that batch.
+  std::optional<std::int64_t> save_as_survivor();
+
+ private:
+  enum class Stage { kOff, kBegin, kReserving, kReady };
+  void reserve();
+  bool connect();
+  void turn_off(const std::string& why);
+  void complete();
+  std::chrono::duration<double> interval() const;
+  bool publishes() const;
+  checkpoints::GenerationFiles files_of(const Moment& moment) const;
+  std::int64_t bytes_in_use() const;
+
+  std::byte* data() const override;
+  void write_own(const FileImage& own) override;
+  void mark_written(std::uint64_t number) override;
+  const checkpoints::GenerationSlot& slot() const;
+
+  rank::RankSession& session_;
+  TrainingStep& step_;
+  const Json run_;
+  const std::function<void(StateVisitor&)> visit_;
+  const std::filesystem::path folder_;
+  Snapshot snapshot_;
+
+  Stage stage_ = Stage::kOff;
+  std::optional<StateImage> layout_;
+  std::optional<checkpoints::GenerationBoard> board_;
+  std::vector<checkpoints::GenerationSlot> slots_;
+  std::optional<Moment> pending_;  // rank 0: of the state that is not complete yet
+  bool own_failed_ = false;        // this rank could not write its own file of the last state
+  Nanoseconds last_time_{0};
+  double cost_s_ = 0;  // of the last state, on this rank
+  int taken_ = 0;
+
+  // Rank 0: the slots' names, and the thread that reserves their memory.
+  checkpoints::SlotNames names_;
+  std::string reserve_error_;
+  std::atomic<bool> reserved_{false};
+  std::thread reserver_;
+
+  // Publications.
+  std::optional<std::int64_t> batch_of_parameters_;
+  bool too_expensive_ = false;
+  bool told_launcher_ = false;
+  int measured_ = 0;
+  Nanoseconds publishing_{0}, last_publication_{0}, between_{0};
+};
+
+}  // namespace dtrain::train
