@@ -119,4 +119,8 @@ std::string describe(const Signature& d) {
   return text + scale_text("inputs scaled", d.pre_scale) + scale_text("scaled", d.post_scale) + ")";
 }
 
+std::string describe(const Signature& d, std::uint64_t sequence) {
+  return describe(d) + ", operation " + std::to_string(sequence);
+}
+
 }  // namespace dtrain::comm

@@ -65,5 +65,7 @@ Reduction reduction_of(const Signature& d, int world_size);
 bool same_operation(const Signature& a, const Signature& b);
 // Returns "all_reduce(sum, float32, 100 elements, bucket 3)".
 std::string describe(const Signature& d);
+// Returns the same with the operation's number: "…, operation 34".
+std::string describe(const Signature& d, std::uint64_t sequence);
 
 }  // namespace dtrain::comm

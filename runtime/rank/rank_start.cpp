@@ -10,6 +10,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/limits.h"
+#include "dtrain/base/pulse.h"
 #include "dtrain/comm/control.h"
 #include "dtrain/host/processes.h"
 #include "dtrain/rank/checkpoint_folder.h"
@@ -190,6 +191,7 @@ std::unique_ptr<RankSession> RankSession::start(const RankOptions& options) {
     self.compare_ranks();
     self.open_folder();
     self.redirect_output();
+    if (self.launcher_) self.launcher_->link().share_pulse(Pulse::own().share());
     self.start_recording();
     self.make_communicator();
     self.membership_->on_failure([&self](const comm::RankFailure& failure) { self.on_rank_failure(failure); });

@@ -25,6 +25,7 @@
 #include "dtrain/config/optimizations.h"
 #include "dtrain/config/plateau.h"
 #include "dtrain/config/profiling.h"
+#include "dtrain/config/recovery.h"
 #include "dtrain/config/resources.h"
 
 namespace dtrain::config {
@@ -158,6 +159,7 @@ struct Experiment {
   CheckpointStorage checkpoint_storage;
   std::optional<std::int64_t> records_per_epoch;
   int max_restarts = kDefaultRestarts;  // after signals or lost hosts; progress sets the count to 0
+  Recovery recovery;
   std::int64_t scheduling_unit = 100;   // batches between progress reports and metric reductions
   bool stop_on_non_finite = false;      // a loss or gradient norm that is nan or infinite ends the run; false: it warns
   std::chrono::milliseconds communication_timeout = std::chrono::seconds(600);
@@ -279,6 +281,7 @@ inline void declare_keys(Keys& keys, Experiment& e) {
                 "a host was lost.",
                 "[More](launching.md#restarts)."},
                e.max_restarts, {0, 1000});
+  keys.mapping({"recovery", "How a run goes on after a rank has died.", "[More](recovery.md)."}, e.recovery);
   keys.integer({.name = "records_per_epoch",
                 .text = "The length of an epoch, for data whose length is not known; null or 0: not given.",
                 .more = "For data of known length the key has no effect, and a warning says so.",
