@@ -7,6 +7,7 @@
 #include <string>
 
 #include "collective/reduce.h"
+#include "dtrain/base/pulse.h"
 #include "dtrain/comm/types.h"
 
 namespace dtrain::comm {
@@ -67,5 +68,7 @@ bool same_operation(const Signature& a, const Signature& b);
 std::string describe(const Signature& d);
 // Returns the same with the operation's number: "…, operation 34".
 std::string describe(const Signature& d, std::uint64_t sequence);
+// Returns the operation as a wait for it is shown.
+ShownOperation shown(const Signature& d, std::uint64_t sequence, int world_size);
 
 }  // namespace dtrain::comm

@@ -124,7 +124,7 @@ bool PlaneBase::wait(Lock& lock, SteadyClock::time_point deadline, const std::fu
   const auto over = [&] { return ready() || failure_ || closed_; };
   const auto first = shown.has_lasted() ? deadline : SteadyClock::now() + ShownWait::kShownAfter;
   if (!changed_.wait_until(lock, std::min(deadline, first), over)) {
-    shown.lasts(ShownWait::kShownAfter, [&] { return what; });
+    shown.lasts(ShownWait::kShownAfter, [&] { return ShownOperation{.text = what}; });
     changed_.wait_until(lock, deadline, over);
   }
   if (ready()) return true;

@@ -18,7 +18,6 @@
 #include "control/subgroup.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/pulse.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/comm/backend_list.h"
@@ -230,7 +229,7 @@ void HierarchicalCore::wait_for(HierarchicalWork& work) {
     return levels_.is_leader() ? kGrace : 2 * kGrace;
   };
   bool warned = false;
-  ShownWait shown;
+  ShownWait shown_wait;
   for (;;) {
     if (options_.while_waiting) options_.while_waiting();
     const bool moved = advance();
@@ -239,10 +238,10 @@ void HierarchicalCore::wait_for(HierarchicalWork& work) {
     const Nanoseconds time = now();
     if (moved) {
       moved_at = time;
-      shown.hide();
+      shown_wait.hide();
     }
-    shown.lasts(time - moved_at,
-                [&] { return describe(work.operation_.descriptor(), work.operation_.descriptor().sequence); });
+    const Descriptor& descriptor = work.operation_.descriptor();
+    shown_wait.lasts(time - moved_at, [&] { return shown(descriptor, descriptor.sequence, world_size()); });
     if (time - began > options_.timeout + grace()) {
       const std::string text = describe_waiting(work, "timed out after");
       fail("rank " + std::to_string(rank()) + ": " + text +

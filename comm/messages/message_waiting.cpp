@@ -3,7 +3,6 @@
 #include <thread>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/pulse.h"
 #include "dtrain/base/text.h"
 #include "messages/message_core.h"
 
@@ -24,12 +23,13 @@ void MessageCore::wait_for(MessageWork& work) {
   const Nanoseconds deadline = began + setup_.options.timeout;
   bool warned = false;
   bool timed_out = false;
-  ShownWait shown;
+  ShownWait shown_wait;
   MessageThread& thread = setup_.shared->thread;
+  const Descriptor& descriptor = work.operation_.descriptor();
   const auto over = [&] { return work.complete_ || failed_; };
   while (!over()) {
     const Nanoseconds time = now();
-    shown.lasts(time - began, [&] { return describe(work.operation_.descriptor(), work.operation_.descriptor().sequence); });
+    shown_wait.lasts(time - began, [&] { return shown(descriptor, descriptor.sequence, world_size()); });
     const Nanoseconds next = warned ? deadline : std::min(deadline, began + Nanoseconds(setup_.options.warn_after));
     const Nanoseconds look = time - began < ShownWait::kShownAfter ? began + ShownWait::kShownAfter : next;
     const Nanoseconds until = std::min({next, look, time + drive_others()});

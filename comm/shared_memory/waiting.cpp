@@ -3,7 +3,6 @@
 
 #include "collective/descriptor.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/pulse.h"
 #include "dtrain/base/text.h"
 #include "dtrain/comm/control.h"
 #include "shared_memory/communicator.h"
@@ -72,7 +71,7 @@ void SharedMemoryCommunicator::wait_until(const Done& done, const Operation& ope
   Nanoseconds idle_since = began;
   bool warned = false;
   Sleeper sleeper(own_);
-  ShownWait shown;
+  ShownWait shown_wait;
   for (unsigned looks = 1;; ++looks) {
     const std::uint32_t seen = own_.wake_word.load();  // read first: every later event changes it
     if (segment_->aborted()) throw_if_aborted(&operation, began);
@@ -80,7 +79,7 @@ void SharedMemoryCommunicator::wait_until(const Done& done, const Operation& ope
     if (done()) return;
     if (moved) {
       sleeper.disarm();
-      shown.hide();
+      shown_wait.hide();
       idle_since = now();
       continue;
     }
@@ -95,7 +94,7 @@ void SharedMemoryCommunicator::wait_until(const Done& done, const Operation& ope
     const Nanoseconds idle = time - idle_since;
     if (idle < spin_) continue;
     if (time - began > setup_.options.timeout) time_out(operation);
-    shown.lasts(idle, [&] { return describe(operation.descriptor(), operation.sequence()); });
+    shown_wait.lasts(idle, [&] { return shown(operation.descriptor(), operation.sequence(), world_size_); });
     if (idle > kClosedGrace) fail_if_closed(operation, time - began);
     if (!warned && time - began > setup_.options.warn_after) {
       warned = true;

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <new>
 
+#include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 
 namespace dtrain {
@@ -96,11 +97,15 @@ void Pulse::end_batch() {
   move();
 }
 
-bool Pulse::show_wait(const std::string& what) {
+bool Pulse::show_wait(const ShownOperation& what) {
   if (page_->thread.load(std::memory_order_relaxed) != ::gettid() || page_->waits.load(std::memory_order_relaxed) != 0) {
     return false;
   }
-  std::snprintf(page_->wait.data(), page_->wait.size(), "%s", what.c_str());
+  std::snprintf(page_->wait.data(), page_->wait.size(), "%s", what.text.c_str());
+  std::snprintf(page_->operation.data(), page_->operation.size(), "%s", what.operation.c_str());
+  page_->sequence.store(what.sequence, std::memory_order_relaxed);
+  page_->bytes.store(what.bytes, std::memory_order_relaxed);
+  page_->waits_since.store(SystemClock().monotonic().count(), std::memory_order_relaxed);
   page_->waits.store(1, std::memory_order_release);
   return true;
 }

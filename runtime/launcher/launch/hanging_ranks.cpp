@@ -9,6 +9,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/host/proc_file.h"
 #include "dtrain/host/processes.h"
+#include "launch/flight_dump.h"
 #include "launch/thread_stacks.h"
 
 namespace dtrain::launcher {
@@ -126,6 +127,21 @@ std::string HangingRanks::write_stacks(int rank, const WatchedRank& watched, boo
   return stacks.place;
 }
 
+void HangingRanks::write_flight_records(const std::vector<WatchedRank>& ranks) const {
+  try {
+    const std::filesystem::path to = folder_.logs() / "flight_record";
+    make_folder(to);
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      const PulsePage* const page = ranks[rank].pulse ? &ranks[rank].pulse->page() : nullptr;
+      const auto name = folder_.log(static_cast<int>(rank)).filename().replace_extension(".jsonl");
+      write_file_atomic(to / ("rank_" + std::to_string(rank)),
+                        pickle_of(flight_record(folder_.profile() / name, static_cast<int>(ranks.size()), page)));
+    }
+  } catch (const SystemError&) {
+    // A full disk: the error has the place.
+  }
+}
+
 std::optional<Failure> HangingRanks::look(const std::vector<WatchedRank>& ranks) {
   const Nanoseconds now = clock_.monotonic();
   if (!watches_ || now < next_look_) return std::nullopt;
@@ -154,6 +170,7 @@ std::optional<Failure> HangingRanks::look(const std::vector<WatchedRank>& ranks)
       failure.cause += (failure.cause.empty() ? "" : "\n") + describe(rank, ranks, sights, *hang);
     }
   }
+  write_flight_records(ranks);
   const std::string cause = failure.cause;
   for (const int rank : hanging) {
     const auto at = static_cast<std::size_t>(rank);

@@ -48,13 +48,15 @@ class HangingRanks {
       : watches_(recovery.watches_for_hangs()), watch_(recovery.hang_time(), clock), folder_(folder), events_(events),
         clock_(clock) {}
 
-  // If ranks hang, writes their stacks to logs/hang-rank-N.txt and to their logs, kills them, and returns the failure.
+  // If ranks hang, writes their stacks to logs/hang-rank-N.txt and to their logs, and the last collectives of all ranks
+  // to logs/flight_record/; kills them, and returns the failure.
   // Called again and again; looks four times a second.
   std::optional<Failure> look(const std::vector<WatchedRank>& ranks);
 
  private:
   std::string describe(int rank, const std::vector<WatchedRank>& ranks, const std::vector<RankSight>& sights,
                        const Hang& hang) const;
+  void write_flight_records(const std::vector<WatchedRank>& ranks) const;
   std::string write_stacks(int rank, const WatchedRank& watched, bool stopped, const std::string& cause) const;
 
   const bool watches_;

@@ -101,7 +101,14 @@ bool is_users_own(const NativeCall& call) {
   constexpr std::array kOfOthers{"libc.so",   "libc-",    "libm.so",  "libpthread", "ld-linux", "linux-vdso", "libstdc++",
                                  "libgcc_s",  "libtorch", "libc10",   "libdtrain",  "libgomp",  "libcuda",    "libnccl",
                                  "libpython", "python3",  "_native.", "libmpi",     "libopen-"};
-  return std::none_of(kOfOthers.begin(), kOfOthers.end(), [&](const char* begin) { return call.file.starts_with(begin); });
+  // Templates of libraries are compiled into programs. A result's type stands before their name.
+  constexpr std::array kNamespaces{"std::", "__gnu_cxx::", "at::", "c10::", "torch::", "dtrain::", "pybind11::"};
+  const std::size_t from = call.function.starts_with("(anonymous namespace)") ? 1 : 0;
+  const std::string head = call.function.substr(0, call.function.find_first_of("(<", from));
+  const std::string name = head.substr(head.rfind(' ') + 1);
+  const auto begins = [](const std::string& text) { return [&](const char* begin) { return text.starts_with(begin); }; };
+  return std::none_of(kOfOthers.begin(), kOfOthers.end(), begins(call.file)) &&
+         std::none_of(kNamespaces.begin(), kNamespaces.end(), begins(name));
 }
 
 // A call as Python's faulthandler writes it: `File "train.py", line 12 in train_batch`.

@@ -29,9 +29,20 @@ struct PulsePage {
   std::atomic<std::uint32_t> waits{0};  // 1: for other ranks, and has done so for a while
   std::atomic<std::uint32_t> handlers{0};
   std::atomic<std::int32_t> thread{0};  // the training thread's number
-  std::array<char, 256> wait{};         // what it waits for, written before `waits`
+  // What it waits for, written before `waits`: for people, and of a collective its name, number and payload.
+  std::array<char, 256> wait{};
+  std::array<char, 24> operation{};  // empty: no collective
+  std::atomic<std::uint64_t> sequence{0}, bytes{0};
+  std::atomic<std::int64_t> waits_since{0};  // nanoseconds, by the monotonic clock
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+// What a thread waits for.
+struct ShownOperation {
+  std::string text;       // for people
+  std::string operation;  // "all_reduce"; empty: no collective
+  std::uint64_t sequence = 0, bytes = 0;
+};
 
 inline constexpr std::size_t kPulseTextBegins = 4096;  // the stacks' text follows the page in the same memory
 inline constexpr std::size_t kPulseBytes = 1u << 20;
@@ -64,7 +75,7 @@ class Pulse {
 
  private:
   friend class ShownWait;
-  bool show_wait(const std::string& what);
+  bool show_wait(const ShownOperation& what);
   void hide_wait();
 
   PulsePage first_page_;
@@ -82,7 +93,7 @@ class ShownWait {
   ~ShownWait() { hide(); }
   ShownWait& operator=(ShownWait&&) = delete;
 
-  // `describe`: returns what it waits for.
+  // `describe`: returns a ShownOperation.
   template <class Describe>
   void lasts(std::chrono::nanoseconds waited, const Describe& describe) {
     if (asked_ || waited < kShownAfter) return;
