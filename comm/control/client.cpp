@@ -333,7 +333,8 @@ std::optional<std::string> ControlClient::get_within(const std::string& key, std
   const std::int64_t id = next_get_++;
   gets_[id];
   send(encode_message({{"t", "get"}, {"k", key}, {"id", id}}));
-  wait(lock, SteadyClock::now() + deadline, [&] { return gets_.at(id).has_value(); }, "'" + key + "'");
+  wait(
+      lock, SteadyClock::now() + deadline, [&] { return gets_.at(id).has_value(); }, "'" + key + "'");
   return std::move(gets_.extract(id).mapped());
 }
 
@@ -400,7 +401,8 @@ PeerState ControlClient::peer_state(int rank) const {
 void ControlClient::finish() {
   leave();
   Lock lock(mutex_);
-  if (!wait(lock, SteadyClock::now() + options_.timeout, [&] { return all_finished_; }, "the end of all ranks")) {
+  if (!wait(
+          lock, SteadyClock::now() + options_.timeout, [&] { return all_finished_; }, "the end of all ranks")) {
     std::string missing;
     for (std::size_t rank = 0; rank < states_.size(); ++rank) {
       if (states_[rank] == PeerState::kFinished || static_cast<int>(rank) == options_.world.rank) continue;

@@ -119,8 +119,8 @@ void PlaneBase::throw_if_failed(const Lock&) const {
   if (failure_) throw CommError(failure_text(*failure_));
 }
 
-bool PlaneBase::wait(Lock& lock, SteadyClock::time_point deadline, const std::function<bool()>& ready,
-                     ShownWait& shown, const std::string& what) {
+bool PlaneBase::wait(Lock& lock, SteadyClock::time_point deadline, const std::function<bool()>& ready, ShownWait& shown,
+                     const std::string& what) {
   const auto over = [&] { return ready() || failure_ || closed_; };
   const auto first = shown.has_lasted() ? deadline : SteadyClock::now() + ShownWait::kShownAfter;
   if (!changed_.wait_until(lock, std::min(deadline, first), over)) {

@@ -203,7 +203,8 @@ std::optional<std::string> ControlServer::get_within(const std::string& key, std
     if (std::none_of(waiters.begin(), waiters.end(), [](const Waiter& w) { return w.rank == 0; }))
       waiters.push_back({0, -1});
   }
-  if (!wait(lock, SteadyClock::now() + deadline, [&] { return store_.count(key) != 0; }, "'" + key + "'")) {
+  if (!wait(
+          lock, SteadyClock::now() + deadline, [&] { return store_.count(key) != 0; }, "'" + key + "'")) {
     return std::nullopt;
   }
   return store_.at(key);
@@ -310,7 +311,8 @@ std::optional<ClockOffset> ControlServer::measure_clock(std::chrono::millisecond
 void ControlServer::finish() {
   mark_finished(0);
   Lock lock(mutex_);
-  if (!wait(lock, SteadyClock::now() + options_.timeout, [&] { return all_finished_; }, "the end of all ranks")) {
+  if (!wait(
+          lock, SteadyClock::now() + options_.timeout, [&] { return all_finished_; }, "the end of all ranks")) {
     std::string missing;
     for (int rank = 0; rank < options_.world.size; ++rank) {
       if (state_now(rank) != PeerState::kFinished) missing += (missing.empty() ? "" : "; ") + describe_peer(rank);

@@ -269,8 +269,8 @@ void HierarchicalCore::wait_for(HierarchicalWork& work) {
 
 std::string HierarchicalCore::describe_waiting(const HierarchicalWork& work, const char* verb) const {
   const Descriptor& descriptor = work.operation_.descriptor();
-  std::string text = describe(descriptor, descriptor.sequence) + ", " + verb + " " +
-                     format_duration(now() - work.timing_.enqueued);
+  std::string text =
+      describe(descriptor, descriptor.sequence) + ", " + verb + " " + format_duration(now() - work.timing_.enqueued);
   if (pending_.empty() || pending_.front().get() == &work || work.complete_) return text;
   const Descriptor& first = pending_.front()->operation_.descriptor();
   return text + " behind " + describe(first, first.sequence);

@@ -37,7 +37,8 @@ void write_stack(int) {
   ::prctl(PR_GET_NAME, name);
   std::array<char, 24> number{};
   char* digit = &number.back();
-  for (auto rest = static_cast<unsigned>(::gettid()); rest > 0; rest /= 10) *--digit = static_cast<char>('0' + rest % 10);
+  for (auto rest = static_cast<unsigned>(::gettid()); rest > 0; rest /= 10)
+    *--digit = static_cast<char>('0' + rest % 10);
   put("thread ");
   put(digit);
   put(" ");
@@ -98,7 +99,8 @@ void Pulse::end_batch() {
 }
 
 bool Pulse::show_wait(const ShownOperation& what) {
-  if (page_->thread.load(std::memory_order_relaxed) != ::gettid() || page_->waits.load(std::memory_order_relaxed) != 0) {
+  if (page_->thread.load(std::memory_order_relaxed) != ::gettid() ||
+      page_->waits.load(std::memory_order_relaxed) != 0) {
     return false;
   }
   std::snprintf(page_->wait.data(), page_->wait.size(), "%s", what.text.c_str());

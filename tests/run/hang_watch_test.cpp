@@ -106,8 +106,10 @@ class SimulatedRun {
 
   void begin_batch(Rank& rank) {
     RankSight& sight = rank.sight;
-    if (sight.first_batch < 0) sight.first_batch = sight.batch = 41;
-    else ++sight.batch;
+    if (sight.first_batch < 0)
+      sight.first_batch = sight.batch = 41;
+    else
+      ++sight.batch;
     const std::int64_t done = sight.batch - sight.first_batch;
     const bool is_last = &rank == &ranks.back(), is_first = &rank == &ranks.front();
     if (done % epoch_ == 0) sight.epochs_first = sight.batch;
@@ -118,7 +120,9 @@ class SimulatedRun {
     };
     const Nanoseconds compile = done < 2 ? compiles_ / (is_last ? 1 : 2) : Nanoseconds{0};
     const Nanoseconds load = done % epoch_ == 0 ? Nanoseconds(seconds(is_first ? 20 : 1)) : part(0.05);
-    rank.pieces = {{Phase::kDataloaderNext, load}, {Phase::kForward, part(0.3) + compile}, {Phase::kBackward, part(0.6)},
+    rank.pieces = {{Phase::kDataloaderNext, load},
+                   {Phase::kForward, part(0.3) + compile},
+                   {Phase::kBackward, part(0.6)},
                    {Phase::kOptimizerStep, part(0.05), true}};
     if (done > 0 && done % 50 == 0) {
       for (int i = 0; i < reports_; ++i) rank.pieces.push_back({Phase::kValidation, validates_ / reports_});
@@ -140,8 +144,10 @@ class SimulatedRun {
   }
   void leave_piece(Rank& rank) {
     rank.pieces.pop_back();
-    if (rank.pieces.empty()) begin_batch(rank);
-    else enter_piece(rank);
+    if (rank.pieces.empty())
+      begin_batch(rank);
+    else
+      enter_piece(rank);
   }
 
   std::mt19937_64 random_;

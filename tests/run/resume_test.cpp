@@ -200,8 +200,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "lock_twice() in rank_program"},
         Hanging{"Loader", "spin", "rank 1 at batch 12, in dataloader_next, hangs: it has not got on for",
                 "spin() in rank_program"},
-        Hanging{"CollectiveOfOneRank", "alone", "rank 1 at batch 12, in train_batch.forward, waits in 'what no other rank",
-                "main in rank_program"},
+        Hanging{"CollectiveOfOneRank", "alone",
+                "rank 1 at batch 12, in train_batch.forward, waits in 'what no other rank", "main in rank_program"},
         Hanging{"Stopped", "SIGSTOP", ", is stopped (SIGSTOP): it has not got on for", "main in rank_program"}),
     [](const auto& info) { return info.param.name; });
 

@@ -31,10 +31,10 @@ TEST(ThreadStacks, NameCallsAndThePlaceInTheUsersOwnCode) {
   const ThreadStacks stacks =
       read_stacks(std::string(kNative) + "thread 72 other\n/lib/libc.so.6(poll+0x4f) [0x7f04]\nend 72\n", "trial", "");
   EXPECT_EQ(stacks.place, "Model::forward(int) in trial");
-  EXPECT_THAT(stacks.calls, ElementsAre("pthread_mutex_lock in libc.so.6",
-                                        "dtrain::comm::Operation::wait() in libdtrain_comm.so.0.1",
-                                        "void std::this_thread::sleep_for<long>() in trial",
-                                        "Model::forward(int) in trial", "main in trial"));
+  EXPECT_THAT(stacks.calls,
+              ElementsAre("pthread_mutex_lock in libc.so.6", "dtrain::comm::Operation::wait() in libdtrain_comm.so.0.1",
+                          "void std::this_thread::sleep_for<long>() in trial", "Model::forward(int) in trial",
+                          "main in trial"));
   EXPECT_THAT(stacks.text, HasSubstr("thread 72 other\n  poll in libc.so.6\n"));
 }
 

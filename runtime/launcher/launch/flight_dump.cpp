@@ -141,8 +141,11 @@ Json flight_record(const std::filesystem::path& records, int world_size, const P
   const Json status = {{"last_enqueued_collective", started},
                        {"last_started_collective", started},
                        {"last_completed_collective", completed}};
-  return {{"version", kVersion},     {"pg_config", {{"0", group}}}, {"pg_status", {{"0", status}}},
-          {"comm_lib_version", "dtrain"}, {"entries", entries}};
+  return {{"version", kVersion},
+          {"pg_config", {{"0", group}}},
+          {"pg_status", {{"0", status}}},
+          {"comm_lib_version", "dtrain"},
+          {"entries", entries}};
 }
 
 }  // namespace dtrain::launcher

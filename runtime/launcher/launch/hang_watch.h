@@ -35,8 +35,9 @@ struct Hang {
 
 // Ranks hang if no rank gets on any more, some wait for others, and those do nothing that may take long. The time to
 // wait is given, or 20 times the slowest of the last batches and at least 10 s. Nothing is decided in the first batches
-// of an attempt: programs compile in two, and three say how long batches take. The first batch of an epoch, callbacks, validation and checkpoints may
-// take 20 times as long, and two minutes at least. A rank that is stopped alone is not waited for in this way.
+// of an attempt: programs compile in two, and three say how long batches take. The first batch of an epoch, callbacks,
+// validation and checkpoints may take 20 times as long, and two minutes at least. A rank that is stopped alone is not
+// waited for in this way.
 //
 // Time does not count in which this process itself was not there (stopped, or the machine suspended), in which all
 // ranks are stopped, or any of them is in a debugger, or in which a rank had no core.

@@ -58,7 +58,8 @@ std::string wait_of(const PulsePage& page) {
 std::string place_of(int rank, const RankSight& sight) {
   std::string text = "rank " + std::to_string(rank);
   if (sight.batch >= 0) text += (sight.in_batch ? " at batch " : " after batch ") + std::to_string(sight.batch);
-  const bool says_something = sight.in_batch && sight.phase < profile::Phase::kCount && sight.phase != profile::Phase::kOther;
+  const bool says_something =
+      sight.in_batch && sight.phase < profile::Phase::kCount && sight.phase != profile::Phase::kOther;
   return says_something ? text + ", in " + std::string(profile::name_of(sight.phase)) : text;
 }
 
@@ -183,7 +184,8 @@ std::optional<Failure> HangingRanks::look(const std::vector<WatchedRank>& ranks)
                                  {"stopped", sights[at].stopped},
                                  {"place", place}});
   }
-  failure.cause += "\n  all threads: " + (folder_.logs() / ("hang-rank-" + std::to_string(hanging.front()) + ".txt")).string();
+  failure.cause +=
+      "\n  all threads: " + (folder_.logs() / ("hang-rank-" + std::to_string(hanging.front()) + ".txt")).string();
   for (const int rank : hanging) ranks[static_cast<std::size_t>(rank)].process->kill_group(SIGKILL);
   return failure;
 }

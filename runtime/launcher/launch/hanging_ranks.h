@@ -45,7 +45,10 @@ class HangingRanks {
  public:
   HangingRanks(const config::Recovery& recovery, const rank::RunFolder& folder, LaunchEvents& events,
                const Clock& clock)
-      : watches_(recovery.watches_for_hangs()), watch_(recovery.hang_time(), clock), folder_(folder), events_(events),
+      : watches_(recovery.watches_for_hangs()),
+        watch_(recovery.hang_time(), clock),
+        folder_(folder),
+        events_(events),
         clock_(clock) {}
 
   // If ranks hang, writes their stacks to logs/hang-rank-N.txt and to their logs, and the last collectives of all ranks

@@ -46,7 +46,8 @@ std::string_view text_in(std::span<const std::byte> memory) {
 
 // The signals that a thread blocks, as the bits of a number.
 std::uint64_t blocked_signals(pid_t pid, pid_t thread) {
-  const auto status = host::read_proc_file("/proc/" + std::to_string(pid) + "/task/" + std::to_string(thread) + "/status");
+  const auto status =
+      host::read_proc_file("/proc/" + std::to_string(pid) + "/task/" + std::to_string(thread) + "/status");
   constexpr std::string_view kKey = "\nSigBlk:\t";
   const std::size_t at = status ? status->find(kKey) : std::string::npos;
   if (at == std::string::npos) return ~std::uint64_t{0};
@@ -84,7 +85,8 @@ struct NativeCall {
   std::string text() const { return function + " in " + file; }
 };
 
-std::optional<NativeCall> native_call(std::string_view line, const std::string& program, const ProgramSymbols& symbols) {
+std::optional<NativeCall> native_call(std::string_view line, const std::string& program,
+                                      const ProgramSymbols& symbols) {
   const std::size_t open = line.rfind('('), plus = line.rfind('+'), close = line.rfind(')');
   if (open == std::string_view::npos || close == std::string_view::npos || close < open) return std::nullopt;
   const std::string path(line.substr(0, open));
@@ -98,15 +100,18 @@ std::optional<NativeCall> native_call(std::string_view line, const std::string& 
 }
 
 bool is_users_own(const NativeCall& call) {
-  constexpr std::array kOfOthers{"libc.so",   "libc-",    "libm.so",  "libpthread", "ld-linux", "linux-vdso", "libstdc++",
-                                 "libgcc_s",  "libtorch", "libc10",   "libdtrain",  "libgomp",  "libcuda",    "libnccl",
-                                 "libpython", "python3",  "_native.", "libmpi",     "libopen-"};
+  constexpr std::array kOfOthers{"libc.so",    "libc-",     "libm.so",  "libpthread", "ld-linux",
+                                 "linux-vdso", "libstdc++", "libgcc_s", "libtorch",   "libc10",
+                                 "libdtrain",  "libgomp",   "libcuda",  "libnccl",    "libpython",
+                                 "python3",    "_native.",  "libmpi",   "libopen-"};
   // Templates of libraries are compiled into programs. A result's type stands before their name.
   constexpr std::array kNamespaces{"std::", "__gnu_cxx::", "at::", "c10::", "torch::", "dtrain::", "pybind11::"};
   const std::size_t from = call.function.starts_with("(anonymous namespace)") ? 1 : 0;
   const std::string head = call.function.substr(0, call.function.find_first_of("(<", from));
   const std::string name = head.substr(head.rfind(' ') + 1);
-  const auto begins = [](const std::string& text) { return [&](const char* begin) { return text.starts_with(begin); }; };
+  const auto begins = [](const std::string& text) {
+    return [&](const char* begin) { return text.starts_with(begin); };
+  };
   return std::none_of(kOfOthers.begin(), kOfOthers.end(), begins(call.file)) &&
          std::none_of(kNamespaces.begin(), kNamespaces.end(), begins(name));
 }
@@ -132,7 +137,8 @@ bool is_users_own(const PythonCall& call) {
     if (call.file.find(folder) != std::string::npos) return false;
   }
   std::error_code code;
-  const bool is_of_dtrain = std::filesystem::exists(std::filesystem::path(call.file).parent_path() / "_native.pyi", code);
+  const bool is_of_dtrain =
+      std::filesystem::exists(std::filesystem::path(call.file).parent_path() / "_native.pyi", code);
   return !is_of_dtrain && !call.file.starts_with("<");
 }
 

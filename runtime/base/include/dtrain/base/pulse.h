@@ -56,8 +56,8 @@ class Pulse {
   static Pulse& own();
 
   // Moves the page to memory that another process can map, and sets the handler of stack_signal(). The calling thread
-  // is the training thread from now on. Returns the memory's file descriptor, whose position is where text goes; the same
-  // in later calls. SystemError.
+  // is the training thread from now on. Returns the memory's file descriptor, whose position is where text goes; the
+  // same in later calls. SystemError.
   int share();
   // The handler of python_stack_signal() is set; it writes to share()'s file descriptor.
   void has_python_stacks();

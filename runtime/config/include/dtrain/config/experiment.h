@@ -160,8 +160,8 @@ struct Experiment {
   std::optional<std::int64_t> records_per_epoch;
   int max_restarts = kDefaultRestarts;  // after signals or lost hosts; progress sets the count to 0
   Recovery recovery;
-  std::int64_t scheduling_unit = 100;   // batches between progress reports and metric reductions
-  bool stop_on_non_finite = false;      // a loss or gradient norm that is nan or infinite ends the run; false: it warns
+  std::int64_t scheduling_unit = 100;  // batches between progress reports and metric reductions
+  bool stop_on_non_finite = false;     // a loss or gradient norm that is nan or infinite ends the run; false: it warns
   std::chrono::milliseconds communication_timeout = std::chrono::seconds(600);
   std::optional<comm::Backend> communication_backend;  // empty: auto
   comm::Security communication_security = comm::Security::kProof;
