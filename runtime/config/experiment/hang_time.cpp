@@ -13,7 +13,7 @@ bool is_hang_time(const std::string& text) {
 
 }  // namespace
 
-const TextRule kHangTime{.schema = R"({"pattern": "^(auto|off|[0-9.]+(e[0-9]+)?)$"})",
+const TextRule kHangTime{.schema = R"({"pattern": "^(auto|off|[0-9.]+(e[0-9]+)?)$", "minimum": 1, "maximum": 1000000})",
                          .good = is_hang_time,
                          .must_be = "auto, off, or 1 to 1000000 seconds"};
 
