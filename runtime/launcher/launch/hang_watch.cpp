@@ -29,6 +29,11 @@ bool is_usual(const RankSight& sight) {
   }
 }
 
+// True where a rank may write to a slow disk for as long as that takes, or runs code of a script of unknown length.
+bool is_open_ended(const RankSight& sight) {
+  return !sight.in_batch || sight.phase == Phase::kCheckpoint;
+}
+
 // A rank on a GPU waits for others where it waits for its device.
 bool waits(const RankSight& sight) {
   const bool for_device =
@@ -54,7 +59,7 @@ bool HangWatch::is_known(const RankSight& sight) const {
 
 Nanoseconds HangWatch::patience_with(const RankSight& sight) const {
   if (sight.stopped) return limit();
-  if (!is_known(sight)) return kNever;
+  if (!is_known(sight) || is_open_ended(sight)) return kNever;
   return is_usual(sight) ? limit() : std::max(kShortestWhereSlow, kTimes * limit());
 }
 
