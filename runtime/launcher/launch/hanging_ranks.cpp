@@ -43,9 +43,9 @@ std::string kernel_wait(pid_t pid, pid_t thread) {
   std::string_view argument = fields.next().value_or("");
   if (!argument.starts_with("0x")) return text;
   argument.remove_prefix(2);
-  const auto fd = take_number<std::uint64_t>(argument, 16);
+  const auto fd = take_number<std::uint64_t>(argument, 16).value_or(0);
   std::error_code code;
-  const auto file = std::filesystem::read_symlink("/proc/" + std::to_string(pid) + "/fd/" + std::to_string(*fd), code);
+  const auto file = std::filesystem::read_symlink("/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd), code);
   return code || !file.is_absolute() ? text : text + (text.empty() ? "" : ", ") + "with the file " + file.string();
 }
 
