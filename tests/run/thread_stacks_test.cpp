@@ -38,6 +38,13 @@ TEST(ThreadStacks, NameCallsAndThePlaceInTheUsersOwnCode) {
   EXPECT_THAT(stacks.text, HasSubstr("thread 72 other\n  poll in libc.so.6\n"));
 }
 
+TEST(ThreadStacks, LeaveLongListsOfArgumentsOut) {
+  std::string line = "./trial(_ZN12_GLOBAL__N_13fitE";
+  for (int i = 0; i < 60; ++i) line += "l";
+  const ThreadStacks stacks = read_stacks("thread 71 rank\n" + line + "+0x4) [0x5501]\nend 71\n", "trial", "");
+  EXPECT_EQ(stacks.place, "(anonymous namespace)::fit(…) in trial");
+}
+
 TEST(ThreadStacks, PutPythonFirstAndItsTrainingThreadBeforeTheOthers) {
   const std::string python =
       "Thread 0x00007f11 (most recent call first):\n"

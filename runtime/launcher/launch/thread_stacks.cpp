@@ -28,7 +28,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kForTrainingThread{2000}, kForOtherThread{250}, kForAllOthers{2000};
 constexpr milliseconds kQuiet{60};  // Python's handler writes no end
 constexpr milliseconds kPoll{2};
-constexpr std::size_t kCallsShown = 12;
+constexpr std::size_t kCallsShown = 12, kLongestFunction = 120;
 
 bool wait_until(milliseconds patience, const std::function<bool()>& done) {
   const auto deadline = SteadyClock::now() + patience;
@@ -78,6 +78,11 @@ std::string demangled(const std::string& name) {
   return text ? text.get() : name;
 }
 
+// Where the arguments or template arguments of a function's name begin.
+std::size_t end_of_name(const std::string& function, const char* at) {
+  return function.find_first_of(at, function.starts_with("(anonymous namespace)") ? 1 : 0);
+}
+
 // A call as glibc writes it: "/lib/libc.so.6(clock_nanosleep+0x63) [0x7f…]", "./trial(+0x1234) [0x55…]".
 struct NativeCall {
   std::string file;  // its name without folders
@@ -96,6 +101,9 @@ std::optional<NativeCall> native_call(std::string_view line, const std::string& 
   const auto offset = to_number<std::uint64_t>(line.substr(plus + 3, close - plus - 3), 16);  // after "+0x"
   // The address is that of the instruction after the call.
   if (call.function.empty() && call.file == program && offset) call.function = demangled(symbols.at(*offset - 1));
+  if (call.function.size() > kLongestFunction) {
+    call.function = call.function.substr(0, std::min(end_of_name(call.function, "("), kLongestFunction)) + "(…)";
+  }
   return call;
 }
 
@@ -106,8 +114,7 @@ bool is_users_own(const NativeCall& call) {
                                  "python3",    "_native.",  "libmpi",   "libopen-"};
   // Templates of libraries are compiled into programs. A result's type stands before their name.
   constexpr std::array kNamespaces{"std::", "__gnu_cxx::", "at::", "c10::", "torch::", "dtrain::", "pybind11::"};
-  const std::size_t from = call.function.starts_with("(anonymous namespace)") ? 1 : 0;
-  const std::string head = call.function.substr(0, call.function.find_first_of("(<", from));
+  const std::string head = call.function.substr(0, end_of_name(call.function, "(<"));
   const std::string name = head.substr(head.rfind(' ') + 1);
   const auto begins = [](const std::string& text) {
     return [&](const char* begin) { return text.starts_with(begin); };
