@@ -119,7 +119,9 @@ std::string HangingRanks::write_stacks(int rank, const WatchedRank& watched, boo
   const ThreadStacks stacks = take_stacks(pulse.pid(), pulse.page(), pulse.memory(), stopped);
   try {
     write_file_atomic(folder_.logs() / ("hang-rank-" + std::to_string(rank) + ".txt"), cause + "\n\n" + stacks.text);
-    std::string lines = "dtrain: " + cause + "\ndtrain: its calls, the innermost first:\n";
+    std::string lines = "dtrain: " + cause + "\n";
+    lines +=
+        stacks.calls.empty() ? "dtrain: it does not say where it is\n" : "dtrain: its calls, the innermost first:\n";
     for (const std::string& call : stacks.calls) lines += "  " + call + "\n";
     LineAppender(folder_.log(rank)).append(lines);
   } catch (const SystemError&) {
