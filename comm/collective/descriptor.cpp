@@ -119,4 +119,12 @@ std::string describe(const Signature& d) {
   return text + scale_text("inputs scaled", d.pre_scale) + scale_text("scaled", d.post_scale) + ")";
 }
 
+std::string describe(const Signature& d, std::uint64_t sequence) {
+  return describe(d) + ", operation " + std::to_string(sequence);
+}
+
+ShownOperation shown(const Signature& d, std::uint64_t sequence, int world_size) {
+  return {describe(d, sequence), std::string(name_of(d.kind)), sequence, payload_bytes(d, world_size)};
+}
+
 }  // namespace dtrain::comm

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "collective/reduce.h"
+#include "dtrain/base/pulse.h"
 #include "dtrain/comm/types.h"
 
 namespace dtrain::comm {
@@ -65,5 +66,9 @@ Reduction reduction_of(const Signature& d, int world_size);
 bool same_operation(const Signature& a, const Signature& b);
 // Returns "all_reduce(sum, float32, 100 elements, bucket 3)".
 std::string describe(const Signature& d);
+// Returns the same with the operation's number: "…, operation 34".
+std::string describe(const Signature& d, std::uint64_t sequence);
+// Returns the operation as a wait for it is shown.
+ShownOperation shown(const Signature& d, std::uint64_t sequence, int world_size);
 
 }  // namespace dtrain::comm

@@ -333,7 +333,8 @@ std::optional<std::string> ControlClient::get_within(const std::string& key, std
   const std::int64_t id = next_get_++;
   gets_[id];
   send(encode_message({{"t", "get"}, {"k", key}, {"id", id}}));
-  wait(lock, SteadyClock::now() + deadline, [&] { return gets_.at(id).has_value(); });
+  wait(
+      lock, SteadyClock::now() + deadline, [&] { return gets_.at(id).has_value(); }, "'" + key + "'");
   return std::move(gets_.extract(id).mapped());
 }
 
@@ -346,8 +347,9 @@ std::vector<std::string> ControlClient::gather(const std::string& name, const st
                     "' twice at a time");
   }
   send(std::move(message));
-  const bool came =
-      wait(lock, SteadyClock::now() + options_.timeout, [&] { return gathers_.at(name).received >= size; });
+  const bool came = wait(
+      lock, SteadyClock::now() + options_.timeout, [&] { return gathers_.at(name).received >= size; },
+      "'" + name + "'");
   const std::string missing = came ? std::string() : ask_missing(lock, "who", name);
   auto node = gathers_.extract(name);
   if (!came) {
@@ -364,7 +366,8 @@ std::string ControlClient::not_waiting_for(const std::string& key) {
 std::string ControlClient::ask_missing(Lock& lock, const char* question, const std::string& name) {
   missing_.erase(name);
   send(encode_message({{"t", question}, {"n", name}}));
-  const bool came = wait(lock, SteadyClock::now() + options_.heartbeat, [&] { return missing_.count(name) != 0; });
+  const bool came = wait(
+      lock, SteadyClock::now() + options_.heartbeat, [&] { return missing_.count(name) != 0; }, "'" + name + "'");
   return came ? missing_.at(name) : "unknown, rank 0 (pid " + std::to_string(server_pid_) + ") does not answer";
 }
 
@@ -398,7 +401,8 @@ PeerState ControlClient::peer_state(int rank) const {
 void ControlClient::finish() {
   leave();
   Lock lock(mutex_);
-  if (!wait(lock, SteadyClock::now() + options_.timeout, [&] { return all_finished_; })) {
+  if (!wait(
+          lock, SteadyClock::now() + options_.timeout, [&] { return all_finished_; }, "the end of all ranks")) {
     std::string missing;
     for (std::size_t rank = 0; rank < states_.size(); ++rank) {
       if (states_[rank] == PeerState::kFinished || static_cast<int>(rank) == options_.world.rank) continue;

@@ -1,5 +1,6 @@
 #include "control/plane_base.h"
 
+#include <algorithm>
 #include <csignal>
 #include <exception>
 #include <utility>
@@ -118,8 +119,14 @@ void PlaneBase::throw_if_failed(const Lock&) const {
   if (failure_) throw CommError(failure_text(*failure_));
 }
 
-bool PlaneBase::wait(Lock& lock, SteadyClock::time_point deadline, const std::function<bool()>& ready) {
-  changed_.wait_until(lock, deadline, [&] { return ready() || failure_ || closed_; });
+bool PlaneBase::wait(Lock& lock, SteadyClock::time_point deadline, const std::function<bool()>& ready, ShownWait& shown,
+                     const std::string& what) {
+  const auto over = [&] { return ready() || failure_ || closed_; };
+  const auto first = shown.has_lasted() ? deadline : SteadyClock::now() + ShownWait::kShownAfter;
+  if (!changed_.wait_until(lock, std::min(deadline, first), over)) {
+    shown.lasts(ShownWait::kShownAfter, [&] { return ShownOperation{.text = what}; });
+    changed_.wait_until(lock, deadline, over);
+  }
   if (ready()) return true;
   throw_if_failed(lock);
   if (closed_) throw CommError("control: every rank has finished, and the connection to rank 0 is closed");

@@ -13,6 +13,7 @@
 #include <asio/io_context.hpp>
 
 #include "control/protocol.h"
+#include "dtrain/base/pulse.h"
 #include "dtrain/comm/control.h"
 
 namespace dtrain::comm {
@@ -56,7 +57,13 @@ class PlaneBase : public ControlPlane {
   bool publish(const RankFailure& failure, const std::function<void()>& report = {});
   void throw_if_failed(const Lock& held) const;  // CommError with the failure's text
   // Waits until `ready`; false at the deadline; CommError when the run fails or the connection closes meanwhile.
-  bool wait(Lock& lock, SteadyClock::time_point deadline, const std::function<bool()>& ready);
+  // `what` is shown as long as `shown` lives.
+  bool wait(Lock& lock, SteadyClock::time_point deadline, const std::function<bool()>& ready, ShownWait& shown,
+            const std::string& what);
+  bool wait(Lock& lock, SteadyClock::time_point deadline, const std::function<bool()>& ready, const std::string& what) {
+    ShownWait shown;
+    return wait(lock, deadline, ready, shown, what);
+  }
   std::string seconds_of_timeout() const;
   // Names the ranks that do not wait for the key: one of them should set it. After a time-out.
   virtual std::string not_waiting_for(const std::string& key) = 0;

@@ -203,7 +203,10 @@ std::optional<std::string> ControlServer::get_within(const std::string& key, std
     if (std::none_of(waiters.begin(), waiters.end(), [](const Waiter& w) { return w.rank == 0; }))
       waiters.push_back({0, -1});
   }
-  if (!wait(lock, SteadyClock::now() + deadline, [&] { return store_.count(key) != 0; })) return std::nullopt;
+  if (!wait(
+          lock, SteadyClock::now() + deadline, [&] { return store_.count(key) != 0; }, "'" + key + "'")) {
+    return std::nullopt;
+  }
   return store_.at(key);
 }
 
@@ -243,8 +246,10 @@ std::vector<std::string> ControlServer::gather(const std::string& name, const st
   const auto began = SteadyClock::now();
   const auto deadline = began + options_.timeout;
   auto next_line = began + kGatherFirstLine;
+  ShownWait shown;
   Lock lock(mutex_);
-  while (!wait(lock, std::min(deadline, next_line), [&] { return gathered_.count(name) != 0; })) {
+  while (!wait(
+      lock, std::min(deadline, next_line), [&] { return gathered_.count(name) != 0; }, shown, "'" + name + "'")) {
     const auto now = SteadyClock::now();
     if (now >= deadline) {
       throw TimedOut("control: '" + name + "' timed out after " + seconds_of_timeout() +
@@ -306,7 +311,8 @@ std::optional<ClockOffset> ControlServer::measure_clock(std::chrono::millisecond
 void ControlServer::finish() {
   mark_finished(0);
   Lock lock(mutex_);
-  if (!wait(lock, SteadyClock::now() + options_.timeout, [&] { return all_finished_; })) {
+  if (!wait(
+          lock, SteadyClock::now() + options_.timeout, [&] { return all_finished_; }, "the end of all ranks")) {
     std::string missing;
     for (int rank = 0; rank < options_.world.size; ++rank) {
       if (state_now(rank) != PeerState::kFinished) missing += (missing.empty() ? "" : "; ") + describe_peer(rank);

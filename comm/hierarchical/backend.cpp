@@ -229,13 +229,19 @@ void HierarchicalCore::wait_for(HierarchicalWork& work) {
     return levels_.is_leader() ? kGrace : 2 * kGrace;
   };
   bool warned = false;
+  ShownWait shown_wait;
   for (;;) {
     if (options_.while_waiting) options_.while_waiting();
     const bool moved = advance();
     if (work.complete_) break;
     if (failed()) throw_failure(&work);
     const Nanoseconds time = now();
-    if (moved) moved_at = time;
+    if (moved) {
+      moved_at = time;
+      shown_wait.hide();
+    }
+    const Descriptor& descriptor = work.operation_.descriptor();
+    shown_wait.lasts(time - moved_at, [&] { return shown(descriptor, descriptor.sequence, world_size()); });
     if (time - began > options_.timeout + grace()) {
       const std::string text = describe_waiting(work, "timed out after");
       fail("rank " + std::to_string(rank()) + ": " + text +
@@ -263,11 +269,11 @@ void HierarchicalCore::wait_for(HierarchicalWork& work) {
 
 std::string HierarchicalCore::describe_waiting(const HierarchicalWork& work, const char* verb) const {
   const Descriptor& descriptor = work.operation_.descriptor();
-  std::string text = describe(descriptor) + ", operation " + std::to_string(descriptor.sequence) + ", " + verb + " " +
-                     format_duration(now() - work.timing_.enqueued);
+  std::string text =
+      describe(descriptor, descriptor.sequence) + ", " + verb + " " + format_duration(now() - work.timing_.enqueued);
   if (pending_.empty() || pending_.front().get() == &work || work.complete_) return text;
   const Descriptor& first = pending_.front()->operation_.descriptor();
-  return text + " behind " + describe(first) + ", operation " + std::to_string(first.sequence);
+  return text + " behind " + describe(first, first.sequence);
 }
 
 void HierarchicalCore::fail(const std::string& cause, bool own) {

@@ -23,12 +23,16 @@ void MessageCore::wait_for(MessageWork& work) {
   const Nanoseconds deadline = began + setup_.options.timeout;
   bool warned = false;
   bool timed_out = false;
+  ShownWait shown_wait;
   MessageThread& thread = setup_.shared->thread;
+  const Descriptor& descriptor = work.operation_.descriptor();
   const auto over = [&] { return work.complete_ || failed_; };
   while (!over()) {
     const Nanoseconds time = now();
+    shown_wait.lasts(time - began, [&] { return shown(descriptor, descriptor.sequence, world_size()); });
     const Nanoseconds next = warned ? deadline : std::min(deadline, began + Nanoseconds(setup_.options.warn_after));
-    const Nanoseconds until = std::min(next, time + drive_others());
+    const Nanoseconds look = time - began < ShownWait::kShownAfter ? began + ShownWait::kShownAfter : next;
+    const Nanoseconds until = std::min({next, look, time + drive_others()});
     const std::string me = "rank " + rank_name(rank()) + ": ";
     if (time < next) {
       if (!thread.work_until(over, until)) sleep_until(over, until);
@@ -102,8 +106,7 @@ void MessageCore::throw_failure(const MessageWork* work, Nanoseconds since) {
 
 std::string MessageCore::describe_waiting(const MessageWork& work, Nanoseconds elapsed, const char* verb) {
   const Descriptor& descriptor = work.operation_.descriptor();
-  return describe(descriptor) + ", operation " + std::to_string(descriptor.sequence) + ", " + verb + " " +
-         format_duration(elapsed);
+  return describe(descriptor, descriptor.sequence) + ", " + verb + " " + format_duration(elapsed);
 }
 
 std::string MessageCore::describe_hindrance(const MessageWork& work) const {
@@ -112,7 +115,7 @@ std::string MessageCore::describe_hindrance(const MessageWork& work) const {
   const MessageOperation& first = pending_.empty() ? work.operation_ : pending_.front()->operation_;
   std::string text;
   if (&first != &work.operation_) {
-    text = " behind " + describe(first.descriptor()) + ", operation " + std::to_string(first.descriptor().sequence);
+    text = " behind " + describe(first.descriptor(), first.descriptor().sequence);
   }
   return text + "; missing: " + describe_missing(first);
 }

@@ -71,6 +71,7 @@ void SharedMemoryCommunicator::wait_until(const Done& done, const Operation& ope
   Nanoseconds idle_since = began;
   bool warned = false;
   Sleeper sleeper(own_);
+  ShownWait shown_wait;
   for (unsigned looks = 1;; ++looks) {
     const std::uint32_t seen = own_.wake_word.load();  // read first: every later event changes it
     if (segment_->aborted()) throw_if_aborted(&operation, began);
@@ -78,6 +79,7 @@ void SharedMemoryCommunicator::wait_until(const Done& done, const Operation& ope
     if (done()) return;
     if (moved) {
       sleeper.disarm();
+      shown_wait.hide();
       idle_since = now();
       continue;
     }
@@ -92,6 +94,7 @@ void SharedMemoryCommunicator::wait_until(const Done& done, const Operation& ope
     const Nanoseconds idle = time - idle_since;
     if (idle < spin_) continue;
     if (time - began > setup_.options.timeout) time_out(operation);
+    shown_wait.lasts(idle, [&] { return shown(operation.descriptor(), operation.sequence(), world_size_); });
     if (idle > kClosedGrace) fail_if_closed(operation, time - began);
     if (!warned && time - began > setup_.options.warn_after) {
       warned = true;
@@ -111,7 +114,7 @@ void SharedMemoryCommunicator::wait_until(const Done& done, const Operation& ope
 void SharedMemoryCommunicator::wait_for(Operation& operation) {
   if (operation.sequence() >= published_) {
     throw_if_aborted(&operation, operation.timing_.enqueued);
-    throw CommError(describe(operation.descriptor()) + ", operation " + std::to_string(operation.sequence()) +
+    throw CommError(describe(operation.descriptor(), operation.sequence()) +
                     ", was waited for inside its group, which hands it over when it ends");
   }
   const Nanoseconds began = now();
@@ -170,12 +173,12 @@ void SharedMemoryCommunicator::fail_if_closed(const Operation& operation, Nanose
 
 std::string SharedMemoryCommunicator::describe_waiting(const Operation& operation, Nanoseconds elapsed,
                                                        const char* verb) const {
-  std::string text = describe(operation.descriptor()) + ", operation " + std::to_string(operation.sequence()) + ", " +
-                     verb + " " + format_duration(elapsed);
+  std::string text =
+      describe(operation.descriptor(), operation.sequence()) + ", " + verb + " " + format_duration(elapsed);
   if (segment_->aborted() || pending_.empty()) return text;
   const Operation& first = *pending_.front();
   if (&first != &operation) {
-    text += " behind " + describe(first.descriptor()) + ", operation " + std::to_string(first.sequence());
+    text += " behind " + describe(first.descriptor(), first.sequence());
   }
   return text + "; missing: " + describe_missing(first);
 }

@@ -19,6 +19,9 @@ void add_script_loop(pybind11::module_& module);
 void add_trial(pybind11::module_& module);
 void add_unchanged_script(pybind11::module_& module);
 
+// A launcher that finds this rank hanging can make it write the Python calls of its threads (dtrain/base/pulse.h).
+void show_python_stacks();
+
 // Returns an object with the methods of dtrain.Callback as a callback of the engine.
 std::shared_ptr<Callback> callback_of(pybind11::object callback);
 

@@ -173,9 +173,11 @@ int run_python_trial(const py::object& make, std::vector<std::string> arguments)
   {
     const py::gil_scoped_release unlocked;
     train::RankTraining training;
-    code = train::run_training(
-        training, static_cast<int>(arguments.size()), argv.data(),
-        [&](TrialContext& context) -> std::unique_ptr<Trial> { return std::make_unique<PythonTrial>(make, context); });
+    code = train::run_training(training, static_cast<int>(arguments.size()), argv.data(),
+                               [&](TrialContext& context) -> std::unique_ptr<Trial> {
+                                 show_python_stacks();
+                                 return std::make_unique<PythonTrial>(make, context);
+                               });
   }
   const int wanted = exit_code_asked_for().value_or(0);
   return code != 0 && wanted != 0 ? wanted : code;

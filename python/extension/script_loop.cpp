@@ -69,6 +69,7 @@ class ScriptLoop {
     for (std::string& argument : arguments_) argv.push_back(argument.data());
     argv.push_back(nullptr);
     if (!training_->open(static_cast<int>(arguments_.size()), argv.data())) state_ = State::kEnded;
+    if (state_ != State::kEnded) show_python_stacks();
   }
 
   // A run that has not ended is abandoned with its process, as in a program that exits, for the order in which Python

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/pulse.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/host/cpu.h"
 #include "late_steps.h"
@@ -254,6 +255,8 @@ void Recorder::observe(StepObserver* observer) {
 }
 
 void Recorder::begin_step(std::int64_t batch) {
+  Pulse::own().begin_batch(batch);
+  Pulse::own().enter(static_cast<std::uint32_t>(Phase::kOther));
   scopes_->clear();
   if (!impl_) return;
   Impl& s = *impl_;
@@ -277,6 +280,7 @@ bool Recorder::holds_phase() const {
 }
 
 Phase Recorder::switch_to(Phase phase, PhaseOf whose) {
+  Pulse::own().enter(static_cast<std::uint32_t>(phase));
   if (!impl_ || !impl_->in_step) return Phase::kOther;
   Impl& s = *impl_;
   const Phase before = s.phase;
@@ -292,6 +296,7 @@ Phase Recorder::switch_to(Phase phase, PhaseOf whose) {
 }
 
 void Recorder::end_step(const StepInfo& info) {
+  Pulse::own().end_batch();
   if (!impl_ || !impl_->in_step) return;
   Impl& s = *impl_;
   const std::int64_t now = s.now();

@@ -47,6 +47,10 @@ Json progress_message(const Progress& progress) {
           {"activity", progress.activity}};
 }
 
+Json pulse_message() {
+  return {{"type", "pulse"}};
+}
+
 std::string failed_when(std::int64_t step) {
   return step >= 0 ? "failed at batch " + std::to_string(step) : "could not start";
 }
@@ -132,6 +136,10 @@ bool SocketLink::send(const Json& message, bool droppable) {
     pollfd writable{fd_.get(), POLLOUT, 0};
     if (::poll(&writable, 1, kSendWaitMs) <= 0) return false;
   }
+}
+
+void SocketLink::share_pulse(int fd) {
+  UnixSocket(duplicate(fd_.get())).send(to_line(pulse_message()), {&fd, 1});
 }
 
 Json to_json(const LaunchOrders& orders) {

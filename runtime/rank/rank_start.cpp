@@ -11,6 +11,7 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/limits.h"
 #include "dtrain/base/nursery.h"
+#include "dtrain/base/pulse.h"
 #include "dtrain/comm/control.h"
 #include "dtrain/host/processes.h"
 #include "dtrain/rank/checkpoint_folder.h"
@@ -128,6 +129,15 @@ std::string share_monitor(comm::ControlPlane& control, const std::string& host_k
   return monitor->socket();
 }
 
+// The launcher watches by it whether this rank gets on.
+void share_pulse(LauncherLink& link, const Logger& log) {
+  try {
+    link.share_pulse(Pulse::own().share());
+  } catch (const SystemError& error) {
+    log->warn("the launcher does not notice if this rank hangs: {}", describe(error));
+  }
+}
+
 }  // namespace
 
 Nanoseconds process_start(const Clock& clock) {
@@ -192,6 +202,7 @@ std::unique_ptr<RankSession> RankSession::start(const RankOptions& options) {
     self.compare_ranks();
     self.open_folder();
     self.redirect_output();
+    if (self.launcher_) share_pulse(self.launcher_->link(), self.log_);
     self.start_recording();
     self.make_communicator();
     self.membership_->on_failure([&self](const comm::RankFailure& failure) { self.on_rank_failure(failure); });

@@ -5,7 +5,8 @@
 //   metrics_bytes: 0           padding of each line of metrics.jsonl
 //   show_place: false          prints its GPU, the visible ones, and the CPUs that it may use
 //   trouble: {rank: 1, ranks: 2, batch: 7, kind: SIGKILL | SIGSEGV | abort | exit | quit | leave | leave_well |
-//             long_file | memory | memory_of_thread | exception | data | hang | late | mismatch | agreed, once: false}
+//             long_file | memory | memory_of_thread | exception | data | hang | deadlock | spin | alone | late |
+//             mismatch | agreed, once: false}
 //             without a rank: on every rank; ranks: only with so many of them; once: not after a resume; after: 7 in
 //             place of batch: so many batches after the start of each attempt; chance: 0.1, seed: 7 in place of batch:
 //             at any batch, drawn anew in each attempt; times: 2: only in the first two attempts
@@ -18,6 +19,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <mutex>
 #include <optional>
 #include <random>
 #include <stdexcept>
@@ -39,6 +41,17 @@ namespace {
 using namespace dtrain;
 
 constexpr std::size_t kGradients = 4096;
+
+[[gnu::noinline]] void lock_twice() {
+  std::mutex mutex;
+  mutex.lock();
+  mutex.lock();
+}
+
+[[gnu::noinline]] void spin() {
+  for (volatile bool goes_on = true; goes_on;) {
+  }
+}
 
 void cause_trouble(rank::RankSession& session, const Json& trouble) {
   const std::string kind = trouble.value("kind", "SIGKILL");
@@ -63,6 +76,12 @@ void cause_trouble(rank::RankSession& session, const Json& trouble) {
   if (kind == "exception") throw std::runtime_error("the model makes no sense");
   if (kind == "data") read_file(session.run_dir() / "no-such-data.idx");
   if (kind == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
+  if (kind == "deadlock") lock_twice();
+  if (kind == "spin") {
+    const profile::PhaseScope loading(session.recorder(), profile::Phase::kDataloaderNext);
+    spin();
+  }
+  if (kind == "alone") session.control().gather("what no other rank gathers", "");
   if (kind == "late") std::this_thread::sleep_for(std::chrono::seconds(5));
   if (kind == "mismatch") {
     auto value = std::numeric_limits<std::int64_t>::min();

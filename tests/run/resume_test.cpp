@@ -229,6 +229,62 @@ TEST(Restart, AfterARankHasBeenStoppedOrHangs) {
   }
 }
 
+// Runs whose rank 1 stops getting on: it is named with what it does, replaced, and the run ends with the same bits.
+struct Hanging {
+  const char* name;
+  const char* kind;   // of the trouble; "SIGSTOP": the test stops it
+  const char* cause;  // as the launcher says it
+  const char* call;   // in its stack
+};
+void PrintTo(const Hanging& hanging, std::ostream* out) {
+  *out << hanging.name;
+}
+
+class Hang : public testing::TestWithParam<Hanging> {};
+
+TEST_P(Hang, IsNamedWithItsStackAndReplaced) {
+  const Hanging& hanging = GetParam();
+  const bool stops = std::string(hanging.kind) == "SIGSTOP";
+  const std::string trouble = "trouble: {rank: 1, batch: 12, once: true, kind: " + std::string(hanging.kind) + "}";
+  TestRun run(saving(stops ? "" : trouble, "max_restarts: 1\nrecovery: {hang: 2}\n"));
+  Command launch = run.launch();
+  if (stops) {
+    ASSERT_TRUE(run.reached(1, 6)) << launch.err();
+    ::kill(run.pid_of("rank 1"), SIGSTOP);
+  }
+  EXPECT_EQ(launch.wait().describe(), "exit status 0") << launch.out() << launch.err();
+  EXPECT_THAT(launch.out(), HasSubstr(hanging.cause));
+  const fs::path logs = run.run_dir() / "attempt-1" / "logs";
+  EXPECT_THAT(slurp(logs / "hang-rank-1.txt"), HasSubstr(hanging.call));
+  EXPECT_THAT(slurp(logs / "rank-0001.log"), HasSubstr(hanging.call));
+  const auto events = events_named(run.events(), "rank_hangs");
+  ASSERT_FALSE(events.empty());
+  EXPECT_EQ(events.back().at("rank"), 1);
+  EXPECT_EQ(events.back().at("stopped"), stops);
+  expect_whole(run.run_dir());
+  run.expect_nothing_left();
+}
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, Hang,
+    testing::Values(
+        Hanging{"Deadlock", "deadlock", "rank 1 at batch 12, in train_batch.forward, hangs: it has not got on for",
+                "lock_twice() in rank_program"},
+        Hanging{"Loader", "spin", "rank 1 at batch 12, in dataloader_next, hangs: it has not got on for",
+                "spin() in rank_program"},
+        Hanging{"CollectiveOfOneRank", "alone",
+                "rank 1 at batch 12, in train_batch.forward, waits in 'what no other rank", "main in rank_program"},
+        Hanging{"Stopped", "SIGSTOP", ", is stopped (SIGSTOP): it has not got on for", "main in rank_program"}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(Hangs, AreLeftAloneWhereTheExperimentSaysSo) {
+  TestRun run(saving("trouble: {rank: 1, batch: 12, kind: hang}",
+                     "max_restarts: 0\nrecovery: {hang: off}\ncommunication: {timeout: 4}\n"));
+  Command launch = run.launch();
+  EXPECT_EQ(launch.wait().describe(), "exit status 1") << launch.out() << launch.err();
+  EXPECT_TRUE(events_named(run.events(), "rank_hangs").empty());
+  EXPECT_THAT(launch.err(), HasSubstr("timed out"));
+}
+
 TEST(Restart, TheirNumberCountsAnewForWhoeverContinues) {
   TestRun run(saving("trouble: {rank: 0, batch: 12, kind: SIGKILL}", "max_restarts: 1\n"));
   EXPECT_EQ(run.launch().wait().describe(), "exit status 1");

@@ -179,9 +179,13 @@ void RankProcess::read_link(std::optional<rank::Progress>* progress) {
         saves_ = true;
       } else if (type == "error" && !error_) {
         error_ = rank::error_of(json);
+      } else if (type == "pulse" && !message->fds.empty()) {
+        pulse_ = std::make_unique<RankPulse>(std::move(message->fds.front()), process_.pid());
       }
     } catch (const Json::exception&) {
       // An unexpected type: a program that is no rank wrote to the file descriptor. Its exit status is reported.
+    } catch (const Error&) {
+      // The same with memory that is no pulse; a rank is not watched then.
     }
   }
 }
@@ -274,8 +278,16 @@ void LocalRanks::judge() {
     if (failure_) break;
     if (auto failure = failure_of(rank, attempt_.placed, interrupts_ > 0, kills_)) fail(std::move(*failure));
   }
+  look_for_hangs();
   look_after_monitor();
   if (!failure_ && interrupts_ == 0 && all_joined() && !all_ended()) attempt_.standby.look_after(attempt_);
+}
+
+void LocalRanks::look_for_hangs() {
+  if (failure_) return;
+  std::vector<WatchedRank> watched;
+  for (RankProcess& rank : ranks_) watched.push_back(rank.watched());
+  if (auto failure = hanging_.look(watched)) fail(std::move(*failure));
 }
 
 void LocalRanks::look_after_monitor() {

@@ -15,6 +15,7 @@
 #include "dtrain/rank/rank_session.h"
 #include "dtrain/rank/screen.h"
 #include "launch/attempts.h"
+#include "launch/hanging_ranks.h"
 #include "plan/launch_plan.h"
 
 namespace dtrain::launcher {
@@ -40,7 +41,9 @@ class RankProcess {
   bool joined() const { return joined_; }      // has connected to the other ranks of this run
   bool finished() const { return finished_; }  // has trained to the end, or stopped as requested
   bool was_asked_to_end() const { return hanging_.has_begun(); }
-  bool is_fork() const { return is_fork_; }    // of the waiting process
+  bool is_fork() const { return is_fork_; }  // of the waiting process
+  // As HangingRanks watches it.
+  WatchedRank watched() { return {pulse_.get(), &process_, !status_ && !finished_}; }
   // Ends the process if it hangs. `since`: the time since another rank has failed.
   void end(Nanoseconds since) {
     hanging_.end(process_, since,
@@ -57,6 +60,7 @@ class RankProcess {
   bool is_fork_;
   UnixSocket link_;
   HangingProcess hanging_;
+  std::unique_ptr<RankPulse> pulse_;
   bool joined_ = false;
   bool finished_ = false;
   bool saves_ = false;  // the training state, after the failure of another rank
@@ -66,7 +70,9 @@ class RankProcess {
 
 class LocalRanks final : public WatchedRanks {
  public:
-  explicit LocalRanks(const Attempt& attempt) : attempt_(attempt) {}
+  explicit LocalRanks(const Attempt& attempt)
+      : attempt_(attempt),
+        hanging_(attempt.placed.experiment.recovery, attempt.folder, attempt.events, attempt.clock) {}
 
   // Starts the monitor again when it has died. It must outlive this object.
   void keep_monitor(profile::KeptMonitor& monitor) { monitor_ = &monitor; }
@@ -89,6 +95,7 @@ class LocalRanks final : public WatchedRanks {
   void read_links();
   void show_logs(bool last);
   void look_after_monitor();
+  void look_for_hangs();
   void fail(Failure failure);
   void signal_all(int signal);
 
@@ -96,6 +103,7 @@ class LocalRanks final : public WatchedRanks {
   profile::KeptMonitor* monitor_ = nullptr;
   std::vector<RankProcess> ranks_;
   rank::LogTail tail_;
+  HangingRanks hanging_;
   host::MemoryKills kills_;  // before the first rank was started
   int interrupts_ = 0;
   Interrupt interrupt_;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/pulse.h"
 #include "dtrain/config/experiment.h"
 #include "model/precision.h"
 
@@ -115,6 +116,7 @@ TrainingLoop::End TrainingLoop::end(Outcome outcome) {
 void TrainingLoop::start_epoch(std::int64_t epoch) {
   position_.epoch = epoch;
   position_.epoch_batches = 0;
+  Pulse::own().begin_epoch(position_.batches + 1);
   seed(Draws::kEpoch);
   loader_->start_epoch(epoch);
 }

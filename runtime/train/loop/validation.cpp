@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 
 #include "dtrain/base/json.h"
+#include "dtrain/base/pulse.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "loop/random_seed.h"
@@ -157,6 +158,7 @@ std::optional<Validation::Result> Validation::run(std::int64_t batch, std::int64
     seed_draws(session_, Draws::kValidation, batch);
     loader_->start_epoch(0);
     while (auto part = loader_->next()) {
+      Pulse::own().move();
       skipped_.see(*part);
       feed_.move(*part);
       Metrics logged;

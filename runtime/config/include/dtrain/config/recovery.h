@@ -1,6 +1,7 @@
-// How a run goes on after a rank has died. Plain values and their keys.
+// How a run goes on after a rank has died or hangs. Plain values and their keys.
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <string>
 
@@ -8,19 +9,31 @@
 
 namespace dtrain::config {
 
+extern const TextRule kHangTime;
 extern const TextRule kStateInterval;
 
 struct Recovery {
+  std::string hang = "auto";      // or "off", or seconds
   std::string interval = "auto";  // or "off", or seconds
   int standby = 1;                // processes of each host that wait to become new ranks
   bool operator==(const Recovery&) const = default;
 
+  bool watches_for_hangs() const { return hang != "off"; }
+  // Returns the time after which a rank without progress hangs; empty: its own batches decide.
+  std::optional<std::chrono::milliseconds> hang_time() const;
   bool keeps_states() const { return interval != "off"; }
   // Returns the seconds between two states in memory; empty: their cost decides.
   std::optional<double> seconds_between_states() const;
 };
 
 inline void declare_keys(Keys& keys, Recovery& recovery) {
+  keys.text({.name = "hang",
+             .text = "The seconds after which a rank that does not get on while others wait for it is ended, and "
+                     "started again. auto: 20 times the slowest of the last batches, at least 10; off: never, but "
+                     "after communication.timeout.",
+             .more = "[More](recovery.md#ranks-that-hang).",
+             .examples = R"(["auto", "off", 30])"},
+            recovery.hang, kHangTime);
   keys.text({.name = "interval",
              .text = "The seconds between two training states that a run on one machine keeps in memory, from which it "
                      "goes on after a rank has died. auto: as often as it costs at most 1% of the time; off: none.",

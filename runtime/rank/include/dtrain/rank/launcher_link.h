@@ -27,6 +27,7 @@ namespace dtrain::rank {
 // The messages of the link, each with a "type". The launcher ignores those it cannot read.
 Json state_message(const std::string& state, ExitCode exit_code = ExitCode::kDone);  // "started", "finished"
 Json progress_message(const Progress& progress);
+Json pulse_message();  // with the file descriptor
 struct ErrorMessage {
   bool primary = true;  // this rank failed first; false: it stops because of another rank
   bool agreed = false;  // every rank reports the same error, and none of them is to blame
@@ -52,6 +53,9 @@ class LauncherLink {
   virtual bool is_gone() const = 0;
   // False if the launcher is gone or does not read in time. `droppable`: do not wait for it, because it may be stopped.
   virtual bool send(const Json& message, bool droppable = false) = 0;
+  // Passes on a copy of the file descriptor of this process's pulse (dtrain/base/pulse.h), where the launcher is on
+  // this host.
+  virtual void share_pulse(int /*fd*/) {}
   // Reports that the rank has finished. Nothing is sent after this.
   virtual void leave() = 0;
 };
@@ -67,6 +71,7 @@ class SocketLink final : public LauncherLink {
   void watch(std::function<void()> gone, std::function<void(int signal)> stop) override;
   bool is_gone() const override;
   bool send(const Json& message, bool droppable = false) override;
+  void share_pulse(int fd) override;
   void leave() override {}
 
  private:
