@@ -2,7 +2,9 @@
 // writes the plan. The code of the others is in a module, which a rank opens where it needs one.
 #include "dtrain/rank/launcher_duties.h"
 
+#include <chrono>
 #include <functional>
+#include <thread>
 
 #include "compare_ranks.h"
 #include "dtrain/base/error.h"
@@ -50,6 +52,7 @@ const LauncherDuties& launcher_duties() {
 
 namespace {
 
+constexpr std::chrono::seconds kLastAttemptEnds{70};  // longer than ranks without a launcher may take to save
 constexpr const char* kFolderKey = "run.folder";
 constexpr const char* kResumeKey = "run.resume-from";
 constexpr char kBegins = '=';  // before the folder's name
@@ -71,8 +74,12 @@ std::vector<std::string> plan_warnings(const RankIdentity& identity, const Assig
         "environment.environment_variables were set after this program's libraries were loaded: what those read then "
         "(OMP_NUM_THREADS, LD_PRELOAD, ...) must be set before the ranks start; dtrain launch does that");
   }
-  if (experiment.max_restarts != config::kDefaultRestarts && experiment.max_restarts > 0) {
-    warnings.emplace_back("max_restarts has no effect here: it is dtrain launch that starts ranks again");
+  const bool is_kept = identity.environment.is_kept();
+  if (!is_kept && experiment.max_restarts != config::kDefaultRestarts && experiment.max_restarts > 0) {
+    const bool by_torchrun = identity.environment.most_restarts.has_value();
+    warnings.emplace_back("max_restarts has no effect here: it is " +
+                          std::string(by_torchrun ? "torchrun" : "dtrain launch") + " that starts ranks again" +
+                          (by_torchrun ? ", as often as its --max-restarts says" : ""));
   }
   if (!assignment.split.warning.empty()) warnings.push_back(assignment.split.warning);
   if (!gpus.why_cpu.empty()) {
@@ -172,9 +179,10 @@ RunFolder open_own_folder(comm::ControlPlane& control, const RankHosts& hosts, c
 
 // On rank 0 of a run that goes on: returns the checkpoint to go on from. `overrides`: the run's and new ones.
 ResumePoint reopen_own_folder(const RunFolder& folder, const config::Experiment& experiment,
-                              const std::vector<std::string>& overrides, const std::function<void()>& write_plan,
-                              const Logger& log) {
-  const ContinuedRun run = read_continued_run(folder.path.string());
+                              const std::vector<std::string>& overrides, bool is_restart,
+                              const std::function<void()>& write_plan, const Logger& log) {
+  ContinuedRun run = read_continued_run(folder.path.string());
+  if (is_restart) --run.number;  // no user continues the run
   check_not_in_progress(folder);
   check_storage_stays(run, overrides, experiment);
   const std::string claimed = claim_checkpoint_folder(folder);
@@ -190,6 +198,21 @@ ResumePoint reopen_own_folder(const RunFolder& folder, const config::Experiment&
   return point;
 }
 
+// Ranks of the last attempt whose keeper is dead may have to end their step, and to save.
+RunLock take_lock_of_last_attempt(const RunFolder& folder) {
+  const auto deadline = std::chrono::steady_clock::now() + kLastAttemptEnds;
+  for (;;) {
+    try {
+      RunLock lock = RunLock::take(folder);
+      check_not_in_progress(folder);
+      return lock;
+    } catch (const ConfigError&) {
+      if (std::chrono::steady_clock::now() >= deadline) throw;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+}
+
 }  // namespace
 
 void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, const Assignment& assignment,
@@ -201,6 +224,7 @@ void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, con
     if (!options.mock.any()) make_checkpoint_folder(folder, experiment.checkpoint_storage);
     write_own_plan(folder, identity, assignment, hosts, gpus, log);
   };
+  const bool is_restart = identity.environment.restart > 0;
   bool continues = options.continues;
   const auto make = [&] {
     launcher_duties();  // where they are missing, the folder stays as it is
@@ -210,9 +234,9 @@ void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, con
         continues || (options.continues_if_there && std::filesystem::exists(RunFolder{options.run_dir}.plan(), code));
     if (continues) {
       RunFolder folder{options.run_dir};
-      files.lock = RunLock::take(folder);
+      files.lock = is_restart ? take_lock_of_last_attempt(folder) : RunLock::take(folder);
       point = reopen_own_folder(
-          folder, experiment, options.overrides, [&] { write_plan(folder); }, log);
+          folder, experiment, options.overrides, is_restart, [&] { write_plan(folder); }, log);
       return folder;
     }
     RunFolder made = create_run_folder(options.run_dir, experiment.name, experiment.text, experiment.private_mode());
@@ -223,7 +247,7 @@ void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, con
   files.folder = open_own_folder(control, hosts, make, continues);
   if (identity.is_rank_0()) {
     files.events.open(files.folder.events(), 0, identity.host.name);
-    if (continues) files.events.write("continued");
+    if (continues && !is_restart) files.events.write("continued");
     Json fields = to_json(point);
     fields["attempt"] = attempt_number(files.folder);
     files.events.write("attempt_started", fields);

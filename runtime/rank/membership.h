@@ -179,8 +179,16 @@ struct HostWait {
 // whether the name does not resolve, or which error the connection gives.
 std::string await_listener(const HostWait& wait);
 
+// Looks once. Empty: nothing listens there, and `why` says so.
+std::string find_listener(const HostWait& wait, std::string& why);
+
 // Waits until the name resolves to an address of this machine, and returns the address. CommError at the deadline.
 std::string await_own_address(const HostWait& wait);
+
+// On rank 0's host: the address at which the store listens, and the one at which the control plane does. `interface` is
+// DTRAIN_NETWORK_INTERFACE; empty: the address that the name means here. ConfigError as host::reachable_address().
+std::string master_address_here(const std::string& interface, const HostWait& wait);
+std::string control_address_here(const std::string& interface, const HostWait& wait);
 
 // True if ranks that were started like this use MPI. ConfigError if they need MPI but were not started with it, or if
 // they are on several hosts and nothing says where rank 0 is.
