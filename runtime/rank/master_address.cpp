@@ -192,6 +192,29 @@ std::string hint_of_other_host(const MasterAddress& master) {
          "does; without them all ranks are expected on one host";
 }
 
+namespace {
+
+constexpr std::chrono::milliseconds kAgentAnswers{2'000};
+constexpr const char* kRunDir = "dtrain/run_dir";
+
+std::unique_ptr<comm::RendezvousStore> open_store_of(const MasterAddress& agent) {
+  std::string why;
+  const std::string address = find_listener({.name = agent.name, .port = agent.port}, why);
+  if (address.empty()) throw CommError("the store of torchrun's agent: " + why);
+  return comm::RendezvousStore::open({.address = address, .port = agent.port, .timeout = kAgentAnswers});
+}
+
+}  // namespace
+
+void remember_folder(const MasterAddress& agent, const std::filesystem::path& run_dir) {
+  open_store_of(agent)->set(kRunDir, run_dir.string());
+}
+
+std::filesystem::path remembered_folder(const MasterAddress& agent) {
+  const auto store = open_store_of(agent);
+  return store->has(kRunDir) ? store->get(kRunDir) : std::string();
+}
+
 void connect_by_store(Membership& membership, comm::ControlOptions options, const RankEnvironment& environment) {
   const MasterAddress& master = environment.master.value();
   const comm::World& world = options.world;
