@@ -20,14 +20,6 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds kAgain{100};
-constexpr std::chrono::milliseconds kAnswer{2'000};     // of a store that is there
-constexpr std::chrono::milliseconds kPlaneTime{10'000};  // to connect, and to part
-constexpr std::chrono::seconds kFirstLine{2};
-constexpr std::chrono::seconds kLaterLines{15};
-constexpr std::chrono::seconds kPortPatience{10};  // ranks that a dead keeper has left may hold the port
-constexpr const char* kAgreed = "agreed";
-constexpr const char* kMissing = "missing";
 
 // The deadline of a meeting.
 class TooLate : public CommError {
@@ -204,6 +196,14 @@ class Meeting {
   }
 
   static constexpr std::chrono::milliseconds kNow{0};
+  static constexpr std::chrono::milliseconds kAgain{100};
+  static constexpr std::chrono::milliseconds kAnswer{2'000};      // of a store that is there
+  static constexpr std::chrono::milliseconds kPlaneTime{10'000};  // to connect, and to part
+  static constexpr std::chrono::seconds kFirstLine{2};
+  static constexpr std::chrono::seconds kLaterLines{15};
+  static constexpr std::chrono::seconds kPortPatience{10};  // ranks that a dead keeper has left may hold the port
+  static constexpr const char* kAgreed = "agreed";
+  static constexpr const char* kMissing = "missing";
 
   const KeeperOptions& options_;
   const Keepers::Agree& agree_;
