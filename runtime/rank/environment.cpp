@@ -188,7 +188,8 @@ RankEnvironment from_torchrun(const Variables& variables, const std::string& fir
   if (result.world.size > 1) {
     // torchrun's own store may listen at this address. The port identifies the job: a host has one job for each port.
     static_cast<void>(family.text("MASTER_ADDR"));
-    result.job = "torch-" + (run ? *run : "none") + "-" + family.text("MASTER_PORT") + "-" + std::to_string(result.restart);
+    result.job =
+        "torch-" + (run ? *run : "none") + "-" + family.text("MASTER_PORT") + "-" + std::to_string(result.restart);
   }
   return result;
 }

@@ -20,7 +20,6 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-
 // The deadline of a meeting.
 class TooLate : public CommError {
  public:
@@ -83,8 +82,8 @@ class Meeting {
     const std::string self = host_text(options_.node.rank, options_.host_name);
     if (now - began_ >= options_.timeout) {
       throw TooLate(self + " has waited " + format_duration(options_.timeout) + " " + why,
-                      "look at the output of that host, and at PET_MASTER_ADDR (" + options_.node.master.name +
-                          "), PET_MASTER_PORT and PET_NODE_RANK; communication.timeout is the deadline");
+                    "look at the output of that host, and at PET_MASTER_ADDR (" + options_.node.master.name +
+                        "), PET_MASTER_PORT and PET_NODE_RANK; communication.timeout is the deadline");
     }
     if (now < next_line_ || why.empty()) return;
     next_line_ = now + kLaterLines;
@@ -104,17 +103,21 @@ class Meeting {
   }
 
   HostWait host_wait() const {
-    return {.name = options_.node.master.name, .port = options_.node.master.port, .timeout = options_.timeout,
-            .waiter = host_text(options_.node.rank, options_.host_name), .log = options_.log};
+    return {.name = options_.node.master.name,
+            .port = options_.node.master.port,
+            .timeout = options_.timeout,
+            .waiter = host_text(options_.node.rank, options_.host_name),
+            .log = options_.log};
   }
 
   std::optional<Result> serve(std::string& why) {
     host::check_loopback();
-    const auto store = comm::RendezvousStore::open({.address = master_address_here(options_.network_interface, host_wait()),
-                                                    .port = options_.node.master.port,
-                                                    .serves = true,
-                                                    .timeout = options_.timeout,
-                                                    .ranks = options_.node.nodes});
+    const auto store =
+        comm::RendezvousStore::open({.address = master_address_here(options_.network_interface, host_wait()),
+                                     .port = options_.node.master.port,
+                                     .serves = true,
+                                     .timeout = options_.timeout,
+                                     .ranks = options_.node.nodes});
     const std::string session = random_hex(kSecretBytes);
     comm::ControlOptions options = plane_options(session);
     const bool send_secret = options.secret.empty();
@@ -157,7 +160,8 @@ class Meeting {
       }
       if (!hosts[host]) missing.push_back(std::to_string(host));
     }
-    why = std::string("for ") + (missing.size() == 1 ? "host " : "hosts ") + dtrain::join(missing, ", ") + " (PET_NODE_RANK)";
+    why = std::string("for ") + (missing.size() == 1 ? "host " : "hosts ") + dtrain::join(missing, ", ") +
+          " (PET_NODE_RANK)";
     return missing.empty();
   }
 
@@ -247,8 +251,8 @@ std::string Keepers::lost() const {
   const auto failure = plane_->failure();
   if (!failure) return {};
   const bool silent = failure->departure == comm::Departure::kSilent;
-  return (failure->rank < 0 ? std::string("a host") : name_of(failure->rank)) + " is lost: " +
-         (silent ? "it has sent nothing for some seconds" : "the process that keeps its ranks is gone");
+  return (failure->rank < 0 ? std::string("a host") : name_of(failure->rank)) +
+         " is lost: " + (silent ? "it has sent nothing for some seconds" : "the process that keeps its ranks is gone");
 }
 
 std::string Keepers::name_of(int host) const {

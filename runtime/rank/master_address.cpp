@@ -228,13 +228,12 @@ void connect_by_store(Membership& membership, comm::ControlOptions options, cons
   const bool send_secret = options.secret.empty();  // anybody who reaches the store may read it
   const bool serves = world.rank == 0 && !master.is_served;
   if (serves) host::check_loopback();
-  const auto store =
-      comm::RendezvousStore::open({.address = serves ? master_address_here(environment.network_interface, wait)
-                                                             : await_listener(wait),
-                                   .port = master.port,
-                                   .serves = serves,
-                                   .timeout = options.timeout,
-                                   .ranks = world.size});
+  const auto store = comm::RendezvousStore::open(
+      {.address = serves ? master_address_here(environment.network_interface, wait) : await_listener(wait),
+       .port = master.port,
+       .serves = serves,
+       .timeout = options.timeout,
+       .ranks = world.size});
   if (world.rank == 0) {
     comm::ControlEndpoint bound;
     try {

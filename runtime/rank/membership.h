@@ -155,8 +155,8 @@ void connect_by_mpi(Membership& membership, comm::ControlOptions options, const 
 void connect_by_store(Membership& membership, comm::ControlOptions options, const RankEnvironment& environment);
 
 // The folder of a run whose ranks torchrun starts again: rank 0 of an attempt writes it into the store of torchrun's
-// agent, which outlives the ranks, and rank 0 of a later attempt finds it there. Empty: it is not there. CommError if the
-// store does not answer within some seconds.
+// agent, which outlives the ranks, and rank 0 of a later attempt finds it there. Empty: it is not there. CommError if
+// the store does not answer within some seconds.
 void remember_folder(const MasterAddress& agent, const std::filesystem::path& run_dir);
 std::filesystem::path remembered_folder(const MasterAddress& agent);
 

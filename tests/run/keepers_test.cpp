@@ -33,9 +33,8 @@ class KeepersOfHosts : public testing::Test {
   static Json newest(const std::vector<Json>& all) { return *std::max_element(all.begin(), all.end()); }
 
   std::future<std::unique_ptr<Keepers>> meet(int host, int state) {
-    return std::async(std::launch::async, [this, host, state] {
-      return Keepers::meet(options(host), state, newest, [] {});
-    });
+    return std::async(std::launch::async,
+                      [this, host, state] { return Keepers::meet(options(host), state, newest, [] {}); });
   }
 
   // All hosts but those that are connected already have the state 0.

@@ -227,11 +227,11 @@ class Keeper {
                  run_.restarts, most_restarts_);
   }
 
-  void record_restart() const {
-    write_event("attempt_failed", {{"cause", run_.cause}, {"restart", run_.restarts}});
-  }
+  void record_restart() const { write_event("attempt_failed", {{"cause", run_.cause}, {"restart", run_.restarts}}); }
 
-  void record_end(const std::string& cause, ExitCode code) const { write_event("run_ended", rank::run_ended(code, cause)); }
+  void record_end(const std::string& cause, ExitCode code) const {
+    write_event("run_ended", rank::run_ended(code, cause));
+  }
 
   // The run does not depend on its events.
   void write_event(const std::string& event, Json fields) const {

@@ -1,6 +1,6 @@
-// `dtrain launch` and `dtrain run` on one of several hosts that Kubernetes, or a user, starts it on (PET_*): this host's
-// ranks, which join those of the other hosts. There is no launcher for all hosts. Rank 0 makes the run's folder. One
-// thread.
+// `dtrain launch` and `dtrain run` on one of several hosts that Kubernetes, or a user, starts it on (PET_*): this
+// host's ranks, which join those of the other hosts. There is no launcher for all hosts. Rank 0 makes the run's folder.
+// One thread.
 #pragma once
 
 #include <poll.h>

@@ -111,10 +111,10 @@ inline constexpr Variable kVariables[] = {
 
 // Variables by which dtrain's own processes pass values to each other. Nobody else sets them.
 inline constexpr const char* kInternalVariables[] = {
-    "DTRAIN_AGENT_ID",    "DTRAIN_AGENT_SOCKET", "DTRAIN_COMMAND",     "DTRAIN_GPUS",
-    "DTRAIN_KEEPER_FD",   "DTRAIN_LAUNCHED_BY",  "DTRAIN_LAUNCHER",    "DTRAIN_LAUNCHER_FD", "DTRAIN_LAUNCHER_PID",
-    "DTRAIN_RENDEZVOUS",  "DTRAIN_RESUME_FROM",  "DTRAIN_RUN_DIR",     "DTRAIN_SECRET",
-    "DTRAIN_SECRET_FILE", "DTRAIN_SLOTS",        "DTRAIN_SLOT_TYPE",   "DTRAIN_SUBMITTED",
+    "DTRAIN_AGENT_ID",    "DTRAIN_AGENT_SOCKET", "DTRAIN_COMMAND",     "DTRAIN_GPUS",         "DTRAIN_KEEPER_FD",
+    "DTRAIN_LAUNCHED_BY", "DTRAIN_LAUNCHER",     "DTRAIN_LAUNCHER_FD", "DTRAIN_LAUNCHER_PID", "DTRAIN_RENDEZVOUS",
+    "DTRAIN_RESUME_FROM", "DTRAIN_RUN_DIR",      "DTRAIN_SECRET",      "DTRAIN_SECRET_FILE",  "DTRAIN_SLOTS",
+    "DTRAIN_SLOT_TYPE",   "DTRAIN_SUBMITTED",
 };
 
 }  // namespace dtrain

@@ -22,8 +22,8 @@ namespace dtrain::rank {
 struct KeeperOptions {
   NodeEnvironment node;
   std::string host_name;
-  std::filesystem::path secret_file;  // as RankEnvironment::run_secret_file
-  std::string network_interface;      // as RankEnvironment::network_interface
+  std::filesystem::path secret_file;           // as RankEnvironment::run_secret_file
+  std::string network_interface;               // as RankEnvironment::network_interface
   std::chrono::milliseconds timeout{600'000};  // of the meeting
   Logger log;
 };
