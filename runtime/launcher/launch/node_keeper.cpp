@@ -1,8 +1,10 @@
 // The keeper of a host of a run that no launcher has started: it starts the host's ranks, and starts them again.
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <memory>
 #include <system_error>
 
 #include <unistd.h>

@@ -5,6 +5,7 @@
 
 #include <poll.h>
 
+#include <chrono>
 #include <filesystem>
 #include <optional>
 #include <string>
