@@ -112,12 +112,11 @@ class Meeting {
 
   std::optional<Result> serve(std::string& why) {
     host::check_loopback();
-    const auto store =
-        comm::RendezvousStore::open({.address = master_address_here(options_.network_interface, host_wait()),
-                                     .port = options_.node.master.port,
-                                     .serves = true,
-                                     .timeout = options_.timeout,
-                                     .ranks = options_.node.nodes});
+    auto store = comm::RendezvousStore::open({.address = master_address_here(options_.network_interface, host_wait()),
+                                              .port = options_.node.master.port,
+                                              .serves = true,
+                                              .timeout = options_.timeout,
+                                              .ranks = options_.node.nodes});
     const std::string session = random_hex(kSecretBytes);
     comm::ControlOptions options = plane_options(session);
     const bool send_secret = options.secret.empty();
@@ -137,7 +136,7 @@ class Meeting {
       if (plane->failure()) return std::nullopt;  // a keeper has come and is lost: all meet anew
       wait(why);
     }
-    store->erase(key());  // nobody joins by it any more
+    store.reset();  // rank 0 serves the next one, and ranks of other hosts must not reach this one
     Result result{.plane = std::move(plane), .hosts = {}, .agreed = {}};
     std::vector<Json> states;
     for (auto& host : hosts) {
