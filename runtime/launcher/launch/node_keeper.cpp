@@ -102,6 +102,9 @@ class Keeper {
  private:
   bool is_first() const { return node_.rank == 0; }
 
+  // The ranks of all hosts have agreed on the end of the run before any of them ends like this.
+  static bool is_over(const NodeEnd& end) { return !end.failed && end.code == ExitCode::kDone; }
+
   void check() {
     if (const auto signal = signals_.next()) throw Stopped{*signal};
   }
@@ -158,9 +161,8 @@ class Keeper {
   // A host is lost: the run goes on once its keeper, or another one in its place, has met the others.
   std::optional<ExitCode> go_on_without(const std::string& lost, const NodeEnd& end, const fs::path& run_dir) {
     if (!run_dir.empty()) run_.run_dir = run_dir.string();
+    if (is_over(end)) return end.code;
     if (end.stopped) return end.failed ? end.code : std::max(end.code, ExitCode::kPreempted);
-    const bool over = !end.failed && end.code == ExitCode::kDone;
-    if (over) return end.code;  // the ranks of all hosts have agreed on the end before
     if ((end.failed && !end.cause.empty() && !end.may_pass) || !count_restart(lost)) {
       std::fprintf(stderr, "dtrain: the run failed: %s\n", lost.c_str());
       return ExitCode::kRunFailed;
@@ -181,13 +183,16 @@ class Keeper {
     }
     bool failed = false;
     bool stopped = false;
+    bool over = false;
     const NodeEnd* cause = nullptr;  // one that does not pass counts before one that may
     for (const NodeEnd& end : ends) {
       failed = failed || end.failed;
       stopped = stopped || end.stopped;
+      over = over || is_over(end);
       if (!end.cause.empty() && (!cause || (cause->may_pass && !end.may_pass))) cause = &end;
     }
     const std::string why = cause ? cause->cause : "the connection between the hosts broke";
+    failed = failed && !over;
     const bool restarts = failed && !stopped && (!cause || cause->may_pass) && count_restart(why);
     if (failed && !restarts) record_end(why, cause && !cause->may_pass ? cause->code : ExitCode::kRunFailed);
     keepers_->tell("verdict/" + name, {{"restarts", restarts}, {"run", to_json(run_)}});
