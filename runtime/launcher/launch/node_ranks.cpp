@@ -184,7 +184,7 @@ NodeEnd NodeRanks::end() const {
       failure = reported_failure(name, rank.rank, *rank.error);
     } else if (status.signal != 0 && !rank.ended_by_us) {
       failure = {.cause = name + " was " + status.describe(), .may_pass = true};
-    } else if (!rank.error && !rank.ended_by_us) {
+    } else if (!rank.error && !rank.ended_by_us && !rank.finished) {
       failure = {.cause = name + " ended before the run was over: " + status.describe()};
     }
     // A cause that does not pass counts before one that may.
@@ -227,6 +227,7 @@ void NodeRanks::read_link(Rank& rank) {
     if (!json.is_object()) continue;
     const std::string type = text_at(json, "type");
     if (type == "folder") run_dir_ = text_at(json, "path");
+    if (type == "state") rank.finished = rank.finished || text_at(json, "state") == "finished";
     if (type != "error" || rank.error) continue;
     try {
       rank.error = rank::error_of(json);

@@ -73,6 +73,7 @@ class NodeRanks {
     std::optional<rank::ErrorMessage> error = {};
     HangingProcess hanging = {};
     bool ended_by_us = false;
+    bool finished = false;  // to the end, or stopped together with all others
   };
 
   void start(const ProcessOptions& options, int rank);
