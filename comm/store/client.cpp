@@ -57,6 +57,17 @@ class StoreClient final : public RendezvousStore {
     const std::string request = begin_with(Query::kSet) + text_bytes(wire_key(key)) + text_bytes(value);
     guarded([&] { send(request); });
   }
+  bool has(const std::string& key) override {
+    const std::string request = begin_with(Query::kCheck) + integer_bytes(1, 8) + text_bytes(wire_key(key));
+    bool is_there = false;
+    guarded([&] {
+      send(request);
+      const std::string answer = receive(1);
+      is_there = answer[0] == kAllThere;
+      if (!is_there) check("a look-up", answer, std::string(1, kMissing));
+    });
+    return is_there;
+  }
   std::string get(const std::string& key) override {
     const std::string wire = text_bytes(wire_key(key));
     std::string value;

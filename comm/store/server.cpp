@@ -180,6 +180,10 @@ void StoreServer::set(const std::string& key, const std::string& value) {
   });
 }
 
+bool StoreServer::has(const std::string& key) {
+  return find(wire_key(key)).has_value();
+}
+
 std::string StoreServer::get(const std::string& key) {
   if (auto value = find(wire_key(key))) return *std::move(value);
   throw CommError("rank 0 has not set '" + key + "' in its store, and no other rank can");

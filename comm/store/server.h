@@ -27,6 +27,7 @@ class StoreServer final : public RendezvousStore {
   ~StoreServer() override;
 
   void set(const std::string& key, const std::string& value) override;
+  bool has(const std::string& key) override;
   std::string get(const std::string& key) override;  // CommError at once: nobody else sets keys
   void erase(const std::string& key) override;
   std::uint16_t port() const override { return port_; }

@@ -173,6 +173,13 @@ RankEnvironment from_torchrun(const Variables& variables, const std::string& fir
   const std::string* const error_file = find(variables, "TORCHELASTIC_ERROR_FILE");
   RankEnvironment result{.started_by = run ? "torchrun" : "RANK and WORLD_SIZE"};
   if (error_file) result.error_file = *error_file;
+  if (find(variables, "TORCHELASTIC_RESTART_COUNT")) {
+    result.restart = family.number("TORCHELASTIC_RESTART_COUNT", 0, 1 << 30);
+  }
+  if (run && find(variables, "TORCHELASTIC_MAX_RESTARTS")) {
+    result.most_restarts = family.number("TORCHELASTIC_MAX_RESTARTS", 0, 1 << 30);
+  }
+  if (find(variables, "DTRAIN_KEEPER_FD")) result.keeper_fd = family.number("DTRAIN_KEEPER_FD", 3, 1 << 20);
   if (find(variables, "LOCAL_RANK") || find(variables, "LOCAL_WORLD_SIZE")) {
     result.world = family.world("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
   } else {  // only one host is possible then, which compare_hosts() checks
@@ -182,8 +189,8 @@ RankEnvironment from_torchrun(const Variables& variables, const std::string& fir
   if (result.world.size > 1) {
     // torchrun's own store may listen at this address. The port identifies the job: a host has one job for each port.
     static_cast<void>(family.text("MASTER_ADDR"));
-    const std::string* restart = find(variables, "TORCHELASTIC_RESTART_COUNT");
-    result.job = "torch-" + (run ? *run : "none") + "-" + family.text("MASTER_PORT") + "-" + (restart ? *restart : "0");
+    result.job =
+        "torch-" + (run ? *run : "none") + "-" + family.text("MASTER_PORT") + "-" + std::to_string(result.restart);
   }
   return result;
 }

@@ -333,7 +333,9 @@ void FailureReport::write_events(const FailureCause& cause) {
   } else {
     events_.try_write("rank_stopped", {{"step", cause.step}, {"because_of_rank", cause.failure.rank}});
   }
-  if (!identity_.is_rank_0() || identity_.environment.is_launched()) return;
+  const RankEnvironment& environment = identity_.environment;
+  // A launcher or a keeper may start the ranks again.
+  if (!identity_.is_rank_0() || environment.is_launched() || environment.is_kept()) return;
   events_.try_write("run_ended", run_ended(ExitCode::kRunFailed, comm::failure_text(cause.failure)));
 }
 

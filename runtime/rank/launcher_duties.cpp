@@ -2,7 +2,9 @@
 // writes the plan. The code of the others is in a module, which a rank opens where it needs one.
 #include "dtrain/rank/launcher_duties.h"
 
+#include <chrono>
 #include <functional>
+#include <thread>
 
 #include "compare_ranks.h"
 #include "dtrain/base/error.h"
@@ -18,6 +20,7 @@
 #include "dtrain/rank/plan_file.h"
 #include "dtrain/rank/rank_session.h"
 #include "dtrain/rank/resume.h"
+#include "membership.h"
 #include "rank_output.h"
 #include "rank_start.h"
 
@@ -50,6 +53,7 @@ const LauncherDuties& launcher_duties() {
 
 namespace {
 
+constexpr std::chrono::seconds kLastAttemptEnds{70};  // longer than ranks without a launcher may take to save
 constexpr const char* kFolderKey = "run.folder";
 constexpr const char* kResumeKey = "run.resume-from";
 constexpr char kBegins = '=';  // before the folder's name
@@ -71,8 +75,12 @@ std::vector<std::string> plan_warnings(const RankIdentity& identity, const Assig
         "environment.environment_variables were set after this program's libraries were loaded: what those read then "
         "(OMP_NUM_THREADS, LD_PRELOAD, ...) must be set before the ranks start; dtrain launch does that");
   }
-  if (experiment.max_restarts != config::kDefaultRestarts && experiment.max_restarts > 0) {
-    warnings.emplace_back("max_restarts has no effect here: it is dtrain launch that starts ranks again");
+  const bool is_kept = identity.environment.is_kept();
+  if (!is_kept && experiment.max_restarts != config::kDefaultRestarts && experiment.max_restarts > 0) {
+    const bool by_torchrun = identity.environment.most_restarts.has_value();
+    warnings.emplace_back("max_restarts has no effect here: it is " +
+                          std::string(by_torchrun ? "torchrun" : "dtrain launch") + " that starts ranks again" +
+                          (by_torchrun ? ", as often as its --max-restarts says" : ""));
   }
   if (!assignment.split.warning.empty()) warnings.push_back(assignment.split.warning);
   if (!gpus.why_cpu.empty()) {
@@ -172,9 +180,10 @@ RunFolder open_own_folder(comm::ControlPlane& control, const RankHosts& hosts, c
 
 // On rank 0 of a run that goes on: returns the checkpoint to go on from. `overrides`: the run's and new ones.
 ResumePoint reopen_own_folder(const RunFolder& folder, const config::Experiment& experiment,
-                              const std::vector<std::string>& overrides, const std::function<void()>& write_plan,
-                              const Logger& log) {
-  const ContinuedRun run = read_continued_run(folder.path.string());
+                              const std::vector<std::string>& overrides, bool is_restart,
+                              const std::function<void()>& write_plan, const Logger& log) {
+  ContinuedRun run = read_continued_run(folder.path.string());
+  if (is_restart) --run.number;  // no user continues the run
   check_not_in_progress(folder);
   check_storage_stays(run, overrides, experiment);
   const std::string claimed = claim_checkpoint_folder(folder);
@@ -190,6 +199,69 @@ ResumePoint reopen_own_folder(const RunFolder& folder, const config::Experiment&
   return point;
 }
 
+// torchrun starts ranks again with the same command, and does not know the run's folder. A script that dtrain only
+// records goes on by itself.
+bool remembers_folder(const RankEnvironment& environment, const config::Experiment& experiment) {
+  const bool by_torchrun = environment.most_restarts.value_or(0) > 0;
+  return by_torchrun && environment.master && environment.master->is_served && experiment.as_is == config::AsIs::kOff;
+}
+
+constexpr const char* kGiveFolder = "to go on after a restart, give the run's folder: --run-dir DIR --or-continue";
+
+void remember_folder(const RankEnvironment& environment, const RunFolder& folder, const Logger& log) {
+  try {
+    remember_folder(*environment.master, folder.path);
+  } catch (const CommError& error) {
+    log->warn("torchrun's store does not take the run's folder: {}; {}", error.what(), kGiveFolder);
+  }
+}
+
+std::filesystem::path folder_of_last_attempt(const RankEnvironment& environment, const Logger& log) {
+  std::string why = "no rank has told it";
+  try {
+    std::filesystem::path folder = remembered_folder(*environment.master);
+    if (!folder.empty()) return folder;
+  } catch (const CommError& error) {
+    why = error.what();
+  }
+  log->warn("torchrun has started the ranks again, and its store does not have the run's folder: {}; {}", why,
+            kGiveFolder);
+  return {};
+}
+
+// Returns what starts the ranks again after a failure. Empty: their launcher or their keeper does.
+std::string text_of_restarts(const RankEnvironment& environment) {
+  if (environment.world.size == 1) return {};
+  const auto& most = environment.most_restarts;
+  if (most && environment.restart > 0) {
+    return "torchrun has started the ranks again: restart " + std::to_string(environment.restart) + " of " +
+           std::to_string(*most);
+  }
+  if (most && *most == 0) {
+    return "torchrun does not start the ranks again after a failure: with --max-restarts 5, for example, it does, and "
+           "the run goes on from its newest checkpoint";
+  }
+  const bool by_mpi = environment.started_by == "Open MPI";
+  if (!by_mpi && environment.started_by != "Slurm") return {};
+  return std::string("nothing starts these ranks again after a failure: dtrain launch does, with launcher: ") +
+         (by_mpi ? "mpi" : "slurm") + " in the cluster file";
+}
+
+// Ranks of the last attempt whose keeper is dead may have to end their step, and to save.
+RunLock take_lock_of_last_attempt(const RunFolder& folder) {
+  const auto deadline = std::chrono::steady_clock::now() + kLastAttemptEnds;
+  for (;;) {
+    try {
+      RunLock lock = RunLock::take(folder);
+      check_not_in_progress(folder);
+      return lock;
+    } catch (const ConfigError&) {
+      if (std::chrono::steady_clock::now() >= deadline) throw;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+}
+
 }  // namespace
 
 void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, const Assignment& assignment,
@@ -201,21 +273,29 @@ void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, con
     if (!options.mock.any()) make_checkpoint_folder(folder, experiment.checkpoint_storage);
     write_own_plan(folder, identity, assignment, hosts, gpus, log);
   };
+  const RankEnvironment& environment = identity.environment;
+  const bool is_restart = environment.restart > 0;
   bool continues = options.continues;
+  RunFolder asked{options.run_dir};
   const auto make = [&] {
     launcher_duties();  // where they are missing, the folder stays as it is
     check_checkpoint_storage(experiment.checkpoint_storage);
+    bool may_continue = options.continues_if_there;
+    if (is_restart && remembers_folder(environment, experiment)) {
+      const std::filesystem::path last = folder_of_last_attempt(environment, log);
+      may_continue = may_continue || !last.empty();
+      if (asked.path.empty()) asked.path = last;
+    }
     std::error_code code;
-    continues =
-        continues || (options.continues_if_there && std::filesystem::exists(RunFolder{options.run_dir}.plan(), code));
+    continues = continues || (may_continue && std::filesystem::exists(asked.plan(), code));
     if (continues) {
-      RunFolder folder{options.run_dir};
-      files.lock = RunLock::take(folder);
+      RunFolder folder = asked;
+      files.lock = is_restart ? take_lock_of_last_attempt(folder) : RunLock::take(folder);
       point = reopen_own_folder(
-          folder, experiment, options.overrides, [&] { write_plan(folder); }, log);
+          folder, experiment, options.overrides, is_restart, [&] { write_plan(folder); }, log);
       return folder;
     }
-    RunFolder made = create_run_folder(options.run_dir, experiment.name, experiment.text, experiment.private_mode());
+    RunFolder made = create_run_folder(asked.path, experiment.name, experiment.text, experiment.private_mode());
     files.lock = RunLock::take(made);
     write_plan(made);
     return made;
@@ -223,10 +303,12 @@ void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, con
   files.folder = open_own_folder(control, hosts, make, continues);
   if (identity.is_rank_0()) {
     files.events.open(files.folder.events(), 0, identity.host.name);
-    if (continues) files.events.write("continued");
+    if (continues && !is_restart) files.events.write("continued");
     Json fields = to_json(point);
     fields["attempt"] = attempt_number(files.folder);
     files.events.write("attempt_started", fields);
+    if (remembers_folder(environment, experiment)) remember_folder(environment, files.folder, log);
+    if (const std::string text = text_of_restarts(environment); !text.empty()) log->info("{}", text);
   }
   if (!continues) return;
   if (identity.is_rank_0()) control.set(kResumeKey, point.path.string());

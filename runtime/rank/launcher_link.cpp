@@ -51,6 +51,10 @@ Json pulse_message() {
   return {{"type", "pulse"}};
 }
 
+Json folder_message(const std::filesystem::path& run_dir) {
+  return {{"type", "folder"}, {"path", run_dir.string()}};
+}
+
 std::string failed_when(std::int64_t step) {
   return step >= 0 ? "failed at batch " + std::to_string(step) : "could not start";
 }
@@ -97,8 +101,8 @@ Progress progress_of(const Json& message) {
 
 SocketLink::SocketLink(UniqueFd fd) : fd_(std::move(fd)), stop_(::eventfd(0, EFD_CLOEXEC)) {
   if (::fcntl(fd_.get(), F_SETFD, FD_CLOEXEC) != 0) {
-    throw ConfigError("environment: DTRAIN_LAUNCHER_FD=" + std::to_string(fd_.release()) + " is not an open descriptor",
-                      "only `dtrain launch` sets DTRAIN_LAUNCHER_FD; unset it");
+    throw ConfigError("the link to the launcher: " + std::to_string(fd_.release()) + " is not an open descriptor",
+                      "only `dtrain launch` sets DTRAIN_LAUNCHER_FD and DTRAIN_KEEPER_FD; unset them");
   }
   if (!stop_) throw SystemError("cannot make an eventfd", errno);
 }

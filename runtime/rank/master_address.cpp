@@ -27,7 +27,7 @@ namespace dtrain::rank {
 
 namespace {
 
-constexpr std::chrono::milliseconds kAgain{200};
+constexpr std::chrono::milliseconds kAgain{100};
 constexpr std::chrono::milliseconds kAnswer{2'000};  // of a host to a connection
 constexpr std::chrono::seconds kFirstLine{2};
 constexpr std::chrono::seconds kLaterLines{15};
@@ -109,19 +109,21 @@ Resolved resolve(const std::string& name) {
   return result;
 }
 
+std::string find_listener(const HostWait& wait, std::string& why) {
+  const Resolved resolved = resolve(wait.name);
+  if (resolved.addresses.empty()) why = "the name " + wait.name + " does not resolve: " + resolved.why;
+  for (const std::string& address : resolved.addresses) {
+    const std::string problem = try_to_connect(address, wait.port);
+    if (problem.empty()) return address;
+    why = wait.name + " (" + address + ") port " + std::to_string(wait.port) + ": " + problem;
+  }
+  return {};
+}
+
 std::string await_listener(const HostWait& wait) {
   return try_until(wait, " for rank 0", [&](std::string& why) -> std::optional<std::string> {
-    const Resolved resolved = resolve(wait.name);
-    if (resolved.addresses.empty()) {
-      why = "the name " + wait.name + " does not resolve: " + resolved.why;
-      return std::nullopt;
-    }
-    for (const std::string& address : resolved.addresses) {
-      const std::string problem = try_to_connect(address, wait.port);
-      if (problem.empty()) return address;
-      why = wait.name + " (" + address + ") port " + std::to_string(wait.port) + ": " + problem;
-    }
-    return std::nullopt;
+    std::string address = find_listener(wait, why);
+    return address.empty() ? std::nullopt : std::optional(std::move(address));
   });
 }
 
@@ -154,31 +156,29 @@ bool is_own(const std::vector<std::string>& addresses, std::string* own) {
   return false;
 }
 
-// Returns the address of this host that MASTER_ADDR means: the one to which its name resolves; if that is none of this
-// host (the name of a service, or no name yet), that of the interface that the run uses; of several interfaces without
-// a default route, the one that the name turns out to mean.
-std::string own_address(const RankEnvironment& environment, const HostWait& wait) {
+}  // namespace
+
+// MASTER_ADDR means the address to which its name resolves; if that is none of this host (the name of a service, or no
+// name yet), that of the interface that the run uses; of several interfaces without a default route, the one that the
+// name turns out to mean.
+std::string master_address_here(const std::string& interface, const HostWait& wait) {
   std::string own;
   if (is_own(resolve(wait.name).addresses, &own)) {
     // Some systems map a host's own name to the loopback, which no other host reaches.
     const bool is_loopback = own.starts_with("127.") || own == "::1";
-    if (!is_loopback || environment.network_interface.empty()) return own;
+    if (!is_loopback || interface.empty()) return own;
   }
   try {
-    return host::reachable_address(environment.network_interface, kInterface);
+    return host::reachable_address(interface, kInterface);
   } catch (const ConfigError&) {
-    if (!environment.network_interface.empty()) throw;
+    if (!interface.empty()) throw;
     return await_own_address(wait);
   }
 }
 
-// Returns the address on which rank 0 is reached.
-std::string address_of_rank_0(const RankEnvironment& environment, const HostWait& wait) {
-  if (!environment.network_interface.empty()) return host::reachable_address(environment.network_interface, kInterface);
-  return own_address(environment, wait);
+std::string control_address_here(const std::string& interface, const HostWait& wait) {
+  return interface.empty() ? master_address_here(interface, wait) : host::reachable_address(interface, kInterface);
 }
-
-}  // namespace
 
 std::string hint_of_other_host(const MasterAddress& master) {
   const Resolved resolved = resolve(master.name);
@@ -190,6 +190,29 @@ std::string hint_of_other_host(const MasterAddress& master) {
          "), which is no address of this host: for ranks on several hosts set LOCAL_RANK and LOCAL_WORLD_SIZE, as "
          "torchrun "
          "does; without them all ranks are expected on one host";
+}
+
+namespace {
+
+constexpr std::chrono::milliseconds kAgentAnswers{2'000};
+constexpr const char* kRunDir = "dtrain/run_dir";
+
+std::unique_ptr<comm::RendezvousStore> open_store_of(const MasterAddress& agent) {
+  std::string why;
+  const std::string address = find_listener({.name = agent.name, .port = agent.port}, why);
+  if (address.empty()) throw CommError("the store of torchrun's agent: " + why);
+  return comm::RendezvousStore::open({.address = address, .port = agent.port, .timeout = kAgentAnswers});
+}
+
+}  // namespace
+
+void remember_folder(const MasterAddress& agent, const std::filesystem::path& run_dir) {
+  open_store_of(agent)->set(kRunDir, run_dir.string());
+}
+
+std::filesystem::path remembered_folder(const MasterAddress& agent) {
+  const auto store = open_store_of(agent);
+  return store->has(kRunDir) ? store->get(kRunDir) : std::string();
 }
 
 void connect_by_store(Membership& membership, comm::ControlOptions options, const RankEnvironment& environment) {
@@ -205,17 +228,17 @@ void connect_by_store(Membership& membership, comm::ControlOptions options, cons
   const bool send_secret = options.secret.empty();  // anybody who reaches the store may read it
   const bool serves = world.rank == 0 && !master.is_served;
   if (serves) host::check_loopback();
-  const auto store =
-      comm::RendezvousStore::open({.address = serves ? own_address(environment, wait) : await_listener(wait),
-                                   .port = master.port,
-                                   .serves = serves,
-                                   .timeout = options.timeout,
-                                   .ranks = world.size});
+  const auto store = comm::RendezvousStore::open(
+      {.address = serves ? master_address_here(environment.network_interface, wait) : await_listener(wait),
+       .port = master.port,
+       .serves = serves,
+       .timeout = options.timeout,
+       .ranks = world.size});
   if (world.rank == 0) {
     comm::ControlEndpoint bound;
     try {
       if (send_secret) options.secret = random_hex(kSecretBytes);
-      const std::string address = address_of_rank_0(environment, wait);
+      const std::string address = control_address_here(environment.network_interface, wait);
       membership.enter(comm::ControlPlane::serve(options, {.address = address}, &bound));
     } catch (const std::exception& error) {
       store->set(key, to_line({{"error", describe(error)}}));

@@ -154,6 +154,12 @@ void connect_by_mpi(Membership& membership, comm::ControlOptions options, const 
 // resolves and rank 0 answers, and says so in the log.
 void connect_by_store(Membership& membership, comm::ControlOptions options, const RankEnvironment& environment);
 
+// The folder of a run whose ranks torchrun starts again: rank 0 of an attempt writes it into the store of torchrun's
+// agent, which outlives the ranks, and rank 0 of a later attempt finds it there. Empty: it is not there. CommError if
+// the store does not answer within some seconds.
+void remember_folder(const MasterAddress& agent, const std::filesystem::path& run_dir);
+std::filesystem::path remembered_folder(const MasterAddress& agent);
+
 // Returns what is to be set if the address of rank 0 is none of this host's; empty: it is. May wait for the resolver.
 std::string hint_of_other_host(const MasterAddress& master);
 
@@ -179,8 +185,16 @@ struct HostWait {
 // whether the name does not resolve, or which error the connection gives.
 std::string await_listener(const HostWait& wait);
 
+// Looks once. Empty: nothing listens there, and `why` says so.
+std::string find_listener(const HostWait& wait, std::string& why);
+
 // Waits until the name resolves to an address of this machine, and returns the address. CommError at the deadline.
 std::string await_own_address(const HostWait& wait);
+
+// On rank 0's host: the address at which the store listens, and the one at which the control plane does. `interface` is
+// DTRAIN_NETWORK_INTERFACE; empty: the address that the name means here. ConfigError as host::reachable_address().
+std::string master_address_here(const std::string& interface, const HostWait& wait);
+std::string control_address_here(const std::string& interface, const HostWait& wait);
 
 // True if ranks that were started like this use MPI. ConfigError if they need MPI but were not started with it, or if
 // they are on several hosts and nothing says where rank 0 is.

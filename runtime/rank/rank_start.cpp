@@ -163,6 +163,11 @@ LauncherConnection::LauncherConnection(const RankIdentity& identity, const Logge
     link_ = std::make_unique<SocketLink>(UniqueFd(environment.handover->link_fd));
     return;
   }
+  if (environment.is_kept()) {
+    name_ = "the keeper of this host (pid " + std::to_string(::getppid()) + ")";
+    link_ = std::make_unique<SocketLink>(UniqueFd(environment.keeper_fd));
+    return;
+  }
   contact_ = environment.launcher.value();
   name_ = "the launcher (" + contact_.address + ":" + std::to_string(contact_.port) + ")";
   if (!contact_.secret_file.empty()) contact_.secrets = read_secret_file(contact_.secret_file);
@@ -221,7 +226,7 @@ std::unique_ptr<RankSession> RankSession::start(const RankOptions& options) {
 
 void RankSession::connect_launcher() {
   const RankEnvironment& environment = identity_->environment;
-  if (!environment.is_launched()) return;
+  if (!environment.is_launched() && !environment.is_kept()) return;
   launcher_ = std::make_unique<LauncherConnection>(*identity_, log_);
   failure_report_->set_launcher(launcher_->link());
   if (environment.is_child()) {
@@ -297,6 +302,8 @@ void RankSession::open_folder() {
   RankFiles& files = *files_;
   if (!environment.is_launched()) {
     open_own_run(control(), *identity_, *assignment_, *hosts_, *gpus_, files, log_);
+    const bool tells = environment.is_kept() && environment.world.local_rank == 0;
+    if (tells) launcher_->link().send(folder_message(files.folder.path));
   } else if (launcher_->plane()) {
     open_launched_folder(control(), launcher_->plane()->orders(), files);
   }
@@ -329,7 +336,7 @@ void RankSession::redirect_output() {
   }
   if (!identity_->is_rank_0()) return;
   progress_ = std::make_unique<ProgressReport>(clock_, [this](const Progress& progress) {
-    if (launcher_) {
+    if (identity_->environment.is_launched()) {
       launcher_->link().send(progress_message(progress), true);
     } else {
       files_->output->screen().progress(progress);

@@ -44,8 +44,8 @@ struct Assignment {
 // Returns the "versions" of plan.json and of the dumps: the program's and dtrain's.
 Json versions_of(const RankOptions& options);
 
-// The connection of a rank to the `dtrain launch` that started it, directly or through mpirun or srun. Threads as in
-// launcher_link.h.
+// The connection of a rank to the `dtrain launch` that started it: the launcher of the whole run, directly or through
+// mpirun or srun, or the keeper of its host (keepers.h). Threads as in launcher_link.h.
 class LauncherConnection {
  public:
   // Reads the run's secret if it is in a file. Throws as SocketLink and PlaneLink do.
@@ -60,7 +60,7 @@ class LauncherConnection {
   void remove_secret_file(const comm::World& world) const;
 
  private:
-  LauncherContact contact_;  // empty in a child of the launcher
+  LauncherContact contact_;  // empty in a child of the launcher or of a keeper
   std::string name_;
   PlaneLink* plane_ = nullptr;
   std::unique_ptr<LauncherLink> link_;

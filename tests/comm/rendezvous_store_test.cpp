@@ -106,6 +106,16 @@ TEST_F(Rendezvous, AKeyThatIsSetLateIsAwaited) {
   EXPECT_EQ(value.get(), "");
 }
 
+TEST_F(Rendezvous, AKeyIsLookedUpWithoutWaiting) {
+  const auto store = connect();
+  EXPECT_FALSE(store->has("contact"));
+  EXPECT_FALSE(server_->has("contact"));
+  server_->set("contact", "here");
+  EXPECT_TRUE(store->has("contact"));
+  EXPECT_TRUE(server_->has("contact"));
+  EXPECT_EQ(store->get("contact"), "here");
+}
+
 TEST_F(Rendezvous, AnErasedKeyIsThereNoMore) {
   server_->set("secret", "s");
   EXPECT_EQ(connect()->get("secret"), "s");

@@ -182,8 +182,8 @@ class Starting(PodsTest):
         self.check_run(run_dir)
         output = {pod.host: pod.output() for pod in pods}
         self.assertRegex(output["b"],
-                         rf"rank 2 waits for rank 0: the name {MASTER} does not resolve: .* \(2.* so far, at most")
-        self.assertRegex(output["b"], rf"rank 2 has found {MASTER} at 10\.71\.1\.1 after ")
+                         rf"host 1 \(nodeb\) waits for host 0: the name {MASTER} does not resolve: .* \(2.* so far, at most")
+        self.assertRegex(output["b"], rf"host 1 \(nodeb\) has found {MASTER} at 10\.71\.1\.1 after ")
         self.assertIn("host        nodeb, 2 of 2: ranks 2 to 3 of 4", output["b"])
         self.assertIn("4 ranks on 2 hosts", output["a"])
         self.assertNotIn("[c10d]", output["a"] + output["b"], "no messages of PyTorch's store")
@@ -227,7 +227,8 @@ class Ending(PodsTest):
         pods = self.run_both(self.launch(self.experiment(batches=1_000_000), run_dir))
         self.reached(run_dir, 5)
         on_host("b", "pkill", "-KILL", "-u", str(USER))
-        pods[1].wait()
+        self.assertEqual(pods[1].wait(), 1)
+        self.assertIn("the run failed: host 1 (nodeb) is lost: the process that keeps its ranks is gone", pods[1].output())
         gone = r"rank 0 stopped because rank [23] failed.*: rank [23] \(pid \d+ on nodeb\) is gone: connection lost"
         self.assertRegex(pods[1].output(), gone)
 
@@ -251,6 +252,123 @@ class Ending(PodsTest):
         pods = self.run_both(self.launch(self.experiment(), self.work.new_run(), "--set", "communication.backend=mpi"))
         self.expect(pods, 2)
         self.assertIn("communication.backend mpi and hierarchical need mpirun to start them", pods[1].output())
+
+
+class Recovering(PodsTest):
+    """Ranks and pods are killed, and the run goes on in place, with the bits of an undisturbed run."""
+    BATCHES = 3000
+    SETS = [f"searcher.max_length.batches={BATCHES}", "scheduling_unit=10", "resources.slots_per_trial=4",
+            "min_checkpoint_period.batches=200", *SMALL]
+
+    def setUp(self):
+        super().setUp()
+        self.run_dir = self.work.new_run()
+        self.command = self.launch(SYNTHETIC, self.run_dir, *overrides(self.SETS))
+
+    def saved(self, number):
+        """Waits for so many checkpoints."""
+        wait_until(lambda: len(self.checkpoints()) >= number or any(pod.has_ended() for pod in self.pods), "a checkpoint")
+        self.assertFalse(any(pod.has_ended() for pod in self.pods), "\n".join(pod.output() for pod in self.pods))
+
+    def checkpoints(self):
+        return Result(0, "", self.run_dir).events("checkpoint_saved") if (self.run_dir / "events.jsonl").is_file() else []
+
+    def ranks(self, host):
+        return on_host(host, "pgrep", "-f", "^" + self.build.program("synthetic")).split()
+
+    def check_bits(self, restarts):
+        result = Result(0, "", self.run_dir)
+        self.assertEqual(result.metrics("training")[-1]["batch"], self.BATCHES)
+        self.assertEqual([event["restart"] for event in result.events("attempt_failed")], restarts)
+        started = result.events("attempt_started")
+        self.assertEqual([event["attempt"] for event in started], list(range(1, len(restarts) + 2)))
+        self.assertTrue(all(event["step"] > 0 for event in started[1:]), started)
+        self.assertEqual(result.events("run_ended")[-1]["state"], "done")
+        self.assertEqual(result.events("continued"), [], "no user has continued it")
+        undisturbed = self.work.new_run()
+        self.expect(self.run_both(self.launch(SYNTHETIC, undisturbed, *overrides(self.SETS))), 0)
+        weights = [Result(0, "", run).weights_file.read_bytes() for run in (self.run_dir, undisturbed)]
+        self.assertEqual(weights[0], weights[1])
+
+    def test_killed_ranks_are_started_again_in_place(self):
+        pods = self.run_both(self.command)
+        for number, host in enumerate("ba", start=1):
+            self.saved(2 * number)
+            before = self.ranks("a") + self.ranks("b")
+            on_host(host, "kill", "-KILL", self.ranks(host)[0])
+            wait_until(lambda: len(self.ranks("a") + self.ranks("b")) == 4
+                       and not set(before) & set(self.ranks("a") + self.ranks("b")), "four new ranks")
+        self.expect(pods, 0)
+        self.check_bits([1, 1])
+        for pod in pods:
+            self.assertRegex(pod.output(), r"dtrain: attempt 1 failed: rank [23] was killed by signal 9 \(SIGKILL\)\n"
+                                           r"dtrain: restart 1 of 5")
+
+    def replace(self, host):
+        """A pod that vanishes, and another one in its place."""
+        pods = {pod.host: pod for pod in self.run_both(self.command)}
+        self.saved(2)
+        on_host(host, "pkill", "-KILL", "-u", str(USER))
+        pods[host].process.wait(DEADLINE)
+        self.pods.remove(pods[host])
+        return pods
+
+    def test_a_pod_that_is_replaced_joins_again_with_another_address(self):
+        pods = self.replace("b")
+        link = ["ip", "address"]
+        on_host("b", *link, "add", "10.71.1.3/25", "dev", "link0")
+        on_host("b", *link, "delete", "10.71.1.2/24", "dev", "link0")
+        try:
+            wait_until(lambda: "waits for host 1 (PET_NODE_RANK)" in pods["a"].output(), "host a's line")
+            pods["b"] = self.start("b", self.command)
+            self.expect(pods.values(), 0)
+        finally:
+            on_host("b", *link, "add", "10.71.1.2/24", "dev", "link0")
+            on_host("b", *link, "delete", "10.71.1.3/25", "dev", "link0")
+        self.check_bits([1])
+        self.assertIn("host 1 (nodeb) is lost: the process that keeps its ranks is gone", pods["a"].output())
+
+    def test_the_first_pod_is_replaced(self):
+        pods = self.replace("a")
+        pods["a"] = self.start("a", self.command)
+        self.expect(pods.values(), 0)
+        self.check_bits([1])
+
+    def test_a_keeper_that_is_killed_alone_is_replaced_once_its_ranks_have_saved(self):
+        pods = {pod.host: pod for pod in self.run_both(self.command)}
+        self.saved(2)
+        on_host("b", "pkill", "-KILL", "-x", "dtrain")
+        pods["b"].process.wait(DEADLINE)
+        self.pods.remove(pods["b"])
+        pods["b"] = self.start("b", self.command)
+        self.expect(pods.values(), 0)
+        self.check_bits([1])
+
+    def test_without_a_folder_the_run_goes_on_in_the_one_that_rank_0_has_made(self):
+        command = ["dtrain", "launch", str(SYNTHETIC), *overrides(self.SETS)]
+        pods = self.run_both(command)
+        self.run_dir = self.work.path / "runs" / "0001-synthetic"
+        self.saved(2)
+        on_host("a", "kill", "-KILL", self.ranks("a")[0])
+        self.expect(pods, 0)
+        self.check_bits([1])
+
+    def test_an_error_of_the_program_ends_the_run(self):
+        trouble = {"rank": 3, "batch": 5, "kind": "exception"}
+        run_dir = self.work.new_run()
+        pods = self.run_both(self.launch(self.experiment(hyperparameters={"trouble": trouble}, max_restarts=5), run_dir))
+        self.expect(pods, 1)
+        self.assertEqual(Result(0, "", run_dir).events("attempt_failed"), [])
+        self.assertEqual([line["state"] for line in Result(0, "", run_dir).events("run_ended")], ["failed"])
+
+    def test_a_host_that_does_not_come_back_is_named(self):
+        pods = self.run_both(self.launch(self.experiment(batches=1_000_000, max_restarts=5), self.run_dir, "--set",
+                                         "communication.timeout=5"))
+        self.reached(self.run_dir, 5)
+        on_host("b", "pkill", "-KILL", "-u", str(USER))
+        (survivor,) = (pod for pod in pods if pod.host == "a")
+        self.assertEqual(survivor.wait(), 1)
+        self.assertIn("host 0 (nodea) has waited 5.00 s for host 1 (PET_NODE_RANK)", survivor.output())
 
 
 class Training(PodsTest):
@@ -295,11 +413,15 @@ class Training(PodsTest):
         package = self.build.bin.parent / "python"
         if not list(package.glob("dtrain/torch*/_native*.so")):
             self.skipTest("this build has no Python package")
-        command = [sys.executable, "-m", "torch.distributed.run", str(SOURCE / "tests" / "python" / "run_script.py")]
+        # The last rank kills itself at batch 12. torchrun's restart goes on in the folder that rank 0 has made.
+        command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "1",
+                   str(SOURCE / "tests" / "python" / "resume_init_script.py"), "-", "12", "8"]
         pods = self.run_both(command, order="ab", variables={"PYTHONPATH": str(package),
                                                              "PYTHONDONTWRITEBYTECODE": "1"}.items())
         self.expect(pods, 0)
-        (run_dir,) = (self.work.path / "runs").glob("0001-*")
+        (run_dir,) = (self.work.path / "runs").glob("0*")
+        events = Result(0, "", run_dir).events("attempt_started")
+        self.assertEqual([event.get("step", 0) > 0 for event in events], [False, True], events)
         plan = Result(0, "", run_dir).json("plan.json")
         self.assertEqual(plan["communication"], {"backend": "tcp", "hosts": 2})
         self.assertEqual([rank["host"] for rank in plan["ranks"]], ["nodea", "nodea", "nodeb", "nodeb"])
@@ -328,4 +450,4 @@ class Soak(PodsTest):
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # tearDown runs
-    main("dtrain-agent", defaultTest=["Starting", "Ending", "Training"])
+    main("dtrain-agent", defaultTest=["Starting", "Ending", "Recovering", "Training"])

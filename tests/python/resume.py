@@ -154,13 +154,24 @@ class Resume(harness.WorkplaceTest):
             return harness.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1",
                                 "--nproc-per-node", str(ranks), *command], run_dir, **environment)
 
+        def start_without_folder(*arguments):
+            """torchrun starts the ranks again without being told which folder rank 0 has made."""
+            place = self.work.new_run()
+            place.mkdir()
+            done = harness.run(["env", f"--chdir={place}", sys.executable, "-m", "torch.distributed.run", "--standalone",
+                                "--max-restarts", "1", "--nproc-per-node", "2", str(HERE / "resume_init_script.py"), "-",
+                                *map(str, arguments)], "", **environment)
+            (folder,) = (place / "runs").glob("[0-9]*")
+            return harness.Result(done.code, done.output, folder)
+
         for ranks in (1, 2):
             with self.subTest(ranks=ranks):
                 expected = start(ranks, self.work.new_run(), 0).expect(0)
                 self.assertEqual([event["reason"] for event in expected.events("checkpoint_saved")], ["period", "end"])
                 self.assertIn(expected.events("checkpoint_saved")[0]["step"], range(9, 14))
                 run_dir = self.work.new_run()
-                result = start(ranks, run_dir, 20)
+                result = start(ranks, run_dir, 20) if ranks == 1 else start_without_folder(20)
+                run_dir = result.run_dir
                 self.assertTrue((run_dir / "was_killed").exists(), result.output)
                 if ranks == 1:
                     self.assertEqual(result.code, -signal.SIGKILL, result.output)
@@ -169,6 +180,8 @@ class Resume(harness.WorkplaceTest):
                 self.assertEqual(len(result.events("resumed")), 1, result.output)
                 self.assertEqual((self.digest(result), self.lines(result)), (self.digest(expected), self.lines(expected)))
                 if ranks > 1:
+                    self.assertIn("torchrun has started the ranks again: restart 1 of 1", result.output)
+                    self.assertEqual(result.events("continued"), [])
                     continue
                 # Once more: nothing is left to train, and the state of before stays in its checkpoint.
                 result = start(ranks, run_dir, 20).expect(0)

@@ -2,6 +2,8 @@
 
     resume_init_script.py RUN_DIR BATCH [EPOCHS]
 
+RUN_DIR "-": dtrain chooses the folder.
+
 A checkpoint is asked for after batch 8 by the last rank, and where BATCH is not 0, the last rank kills itself there, once.
 """
 import os
@@ -16,9 +18,10 @@ from average import Average
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-run_dir, death = Path(sys.argv[1]), int(sys.argv[2])
+chosen, death = sys.argv[1], int(sys.argv[2])
 
-session = dtrain.init(run_dir=run_dir, checkpoint_policy="none", scheduling_unit=1)
+session = dtrain.init(run_dir=None if chosen == "-" else Path(chosen), checkpoint_policy="none", scheduling_unit=1)
+run_dir = session.run_dir
 torch.manual_seed(3)
 model = nn.Sequential(nn.Linear(12, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 4))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

@@ -104,6 +104,27 @@ TEST(Environment, OwnVariablesComeFirst) {
   EXPECT_THAT(error_of(variables), HasSubstr("DTRAIN_SLOT_TYPE=gpu is neither cuda nor cpu"));
 }
 
+TEST(Environment, RestartsAreThoseOfTorchrunOrOfAKeeper) {
+  Variables variables = kTorchrun;
+  EXPECT_EQ(read_rank_environment(variables).restart, 0);
+  EXPECT_EQ(read_rank_environment(variables).most_restarts, std::nullopt);
+  variables["TORCHELASTIC_RESTART_COUNT"] = "2";
+  variables["TORCHELASTIC_MAX_RESTARTS"] = "5";
+  const RankEnvironment by_torchrun = read_rank_environment(variables);
+  EXPECT_EQ(by_torchrun.restart, 2);
+  EXPECT_EQ(by_torchrun.most_restarts, 5);
+  EXPECT_FALSE(by_torchrun.is_kept());
+  EXPECT_THAT(by_torchrun.job, testing::EndsWith("-2")) << "ranks of two attempts do not meet";
+  variables = without(variables, "TORCHELASTIC_RUN_ID");
+  variables["DTRAIN_KEEPER_FD"] = "3";
+  const RankEnvironment kept = read_rank_environment(variables);
+  EXPECT_TRUE(kept.is_kept());
+  EXPECT_EQ(kept.restart, 2);
+  EXPECT_EQ(kept.most_restarts, std::nullopt);
+  variables["TORCHELASTIC_RESTART_COUNT"] = "two";
+  EXPECT_THAT(error_of(variables), HasSubstr("TORCHELASTIC_RESTART_COUNT=two is not a number"));
+}
+
 TEST(Environment, TorchrunInAStepOfSlurmIsTorchrun) {
   Variables variables = kSlurm;
   variables.merge(Variables(kTorchrun));

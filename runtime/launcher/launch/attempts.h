@@ -136,7 +136,6 @@ struct Patience {
 inline constexpr Patience kPatienceWithRank{std::chrono::milliseconds(500), std::chrono::seconds(5)};
 inline constexpr Patience kPatienceWithStartingRank{std::chrono::milliseconds(100), std::chrono::seconds(5)};
 inline constexpr Patience kPatienceWithSavingRank{std::chrono::seconds(10), std::chrono::seconds(10)};
-inline constexpr Patience kPatienceWithRankOfPod{std::chrono::seconds(3), std::chrono::seconds(10)};
 inline constexpr Patience kPatienceWithJob{std::chrono::seconds(8), std::chrono::seconds(12)};
 inline constexpr Patience kPatienceWithSilentHost{std::chrono::milliseconds(1500), std::chrono::milliseconds(2500)};
 inline constexpr Patience kPatienceAfterFinish{std::chrono::seconds(30), std::chrono::seconds(38)};  // of a job

@@ -30,7 +30,7 @@
 #include "dtrain/rank/screen.h"
 #include "launch/attempts.h"
 #include "launch/launch_task.h"
-#include "launch/local_ranks.h"
+#include "launch/node_ranks.h"
 #include "launch/run_texts.h"
 #include "launch/slurm_submit.h"
 #include "plan/launch_plan.h"

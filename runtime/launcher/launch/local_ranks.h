@@ -111,12 +111,4 @@ class LocalRanks final : public WatchedRanks {
   Nanoseconds failed_at_{0};
 };
 
-// `dtrain launch` and `dtrain run` on one of several hosts that Kubernetes, or a user, starts it on (PET_*): this
-// host's ranks, which join those of the other hosts. There is no launcher for all hosts. Rank 0 makes the run's folder.
-
-// Starts this host's ranks and waits until they have ended. SIGTERM and SIGINT are passed on. When one fails, the
-// others of this host get some time to stop by themselves, and are then ended. Returns the exit code, as launch() does.
-// ConfigError before any rank starts.
-ExitCode launch_node(const LaunchRequest& request, const rank::NodeEnvironment& node, const rank::Variables& variables);
-
 }  // namespace dtrain::launcher

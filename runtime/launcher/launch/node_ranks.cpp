@@ -1,27 +1,20 @@
-#include "launch/local_ranks.h"
+#include "launch/node_ranks.h"
 
 #include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <filesystem>
 
 #include <fcntl.h>
-#include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
-#include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
-#include "dtrain/config/experiment.h"
-#include "dtrain/host/network.h"
 #include "dtrain/host/rank_threads.h"
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/model_files.h"
 #include "dtrain/rank/resume.h"
-#include "dtrain/rank/screen.h"
-#include "dtrain/rank/stop_requests.h"
 #include "entrypoint.h"
 
 namespace dtrain::launcher {
@@ -31,24 +24,7 @@ namespace fs = std::filesystem;
 using SteadyClock = std::chrono::steady_clock;
 
 constexpr int kPollMs = 200;
-
-// The settings with which this host's ranks start.
-struct NodePlan {
-  config::Experiment experiment;
-  std::vector<std::string> command;
-  std::string library_path;  // empty: unchanged
-  int ranks_here = 1;
-  int threads = 1;  // of each rank
-};
-
-void check_request(const LaunchRequest& request) {
-  const auto refuse = [](const std::string& option, const std::string& why) {
-    throw ConfigError(option + " does not go with PET_NNODES, which says that this is one of several hosts", why);
-  };
-  if (request.detach) refuse("--detach", "run it in the foreground: the pod is what runs in the background");
-  if (!request.cluster.empty()) refuse("--cluster", "every host starts its own ranks; unset PET_NNODES to launch them");
-  if (request.json) refuse("--json", "leave it out");
-}
+constexpr int kKeeperFd = 3;  // the link's number in the rank
 
 int ranks_of_node(const config::Experiment& experiment, const rank::NodeEnvironment& node) {
   if (node.ranks_here > 0) return node.ranks_here;
@@ -84,6 +60,18 @@ std::vector<std::string> rank_arguments(const LaunchRequest& request) {
   return arguments;
 }
 
+// The arguments with which the ranks go on in the folder of the run that they have begun.
+std::vector<std::string> arguments_in(const std::vector<std::string>& arguments, const fs::path& run_dir) {
+  const auto names_a_run = [](const std::string& word) { return word == "--run-dir" || word == "--continue"; };
+  std::vector<std::string> result = arguments;
+  if (!run_dir.empty() && std::none_of(arguments.begin(), arguments.end(), names_a_run)) {
+    result.insert(result.end(), {"--run-dir", run_dir.string(), "--or-continue"});
+  }
+  return result;
+}
+
+}  // namespace
+
 NodePlan plan_node(const LaunchRequest& given, const rank::NodeEnvironment& node, const rank::Variables& variables) {
   LaunchRequest request = given;
   if (!given.continue_run.empty()) {
@@ -101,150 +89,189 @@ NodePlan plan_node(const LaunchRequest& given, const rank::NodeEnvironment& node
   rank::Variables of_a_rank = variables;
   for (const auto& [name, value] : plan.experiment.environment_variables) of_a_rank[name] = value;
   plan.library_path = rank::find_libraries(plan.command.front(), of_a_rank);
-  const std::vector<std::string> arguments = rank_arguments(given);
-  plan.command.insert(plan.command.end(), arguments.begin(), arguments.end());
+  plan.arguments = rank_arguments(given);
   plan.threads = host::threads_of_children(host::process_cores(), plan.ranks_here);
   return plan;
 }
 
-std::string text_of(const NodePlan& plan, const rank::NodeEnvironment& node) {
-  const int first = node.rank * plan.ranks_here;
-  const int last = first + plan.ranks_here - 1;
-  return "host        " + host::host_identity().name + ", " + std::to_string(node.rank + 1) + " of " +
-         std::to_string(node.nodes) + ": " + (last == first ? "rank " : "ranks ") + std::to_string(first) +
-         (last == first ? "" : " to " + std::to_string(last)) + " of " + std::to_string(plan.ranks_here * node.nodes) +
-         ", " + count_of(plan.threads, "thread") + " each\n" + "rank 0      " + node.master.name + ":" +
-         std::to_string(node.master.port) + "\n";
+Json to_json(const NodeEnd& end) {
+  return {{"code", end.code},
+          {"failed", end.failed},
+          {"stopped", end.stopped},
+          {"cause", end.cause},
+          {"may_pass", end.may_pass}};
 }
 
-class NodeRanks {
- public:
-  NodeRanks(const NodePlan& plan, const rank::NodeEnvironment& node, const rank::Variables& variables) {
-    for (int local = 0; local < plan.ranks_here; ++local) {
-      ProcessOptions options{.command = plan.command};
-      rank::Variables& set = options.environment;
-      set = host::thread_variables(variables, plan.experiment.environment_variables, plan.threads);
-      if (!plan.library_path.empty()) set["LD_LIBRARY_PATH"] = plan.library_path;
-      // torchrun sets the same variables, so scripts for torchrun find them.
-      set["RANK"] = std::to_string(node.rank * plan.ranks_here + local);
-      set["WORLD_SIZE"] = std::to_string(plan.ranks_here * node.nodes);
-      set["LOCAL_RANK"] = std::to_string(local);
-      set["LOCAL_WORLD_SIZE"] = std::to_string(plan.ranks_here);
-      set["GROUP_RANK"] = std::to_string(node.rank);
-      set["MASTER_ADDR"] = node.master.name;
-      set["MASTER_PORT"] = std::to_string(node.master.port);
-      options.unset = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"};
-      options.fds = {{0, input_.get()}, {1, STDOUT_FILENO}, {2, STDERR_FILENO}};
-      ranks_.push_back({node.rank * plan.ranks_here + local, Process::start(options)});
-    }
-  }
+NodeEnd node_end_of(const Json& json) {
+  return {.code = json.at("code").get<ExitCode>(),
+          .failed = json.at("failed").get<bool>(),
+          .stopped = json.at("stopped").get<bool>(),
+          .cause = json.at("cause").get<std::string>(),
+          .may_pass = json.at("may_pass").get<bool>()};
+}
 
-  // Returns the exit code once all have ended.
-  ExitCode wait(rank::LaunchSignals& signals) {
-    while (!all_ended()) {
-      std::vector<pollfd> descriptors{{signals.fd(), POLLIN, 0}};
-      for (const Rank& rank : ranks_) {
-        if (!rank.status) descriptors.push_back({rank.process.pidfd(), POLLIN, 0});
-      }
-      ::poll(descriptors.data(), descriptors.size(), kPollMs);
-      while (const auto signal = signals.next()) interrupt(*signal);
-      for (Rank& rank : ranks_) reap(rank);
-      end_what_hangs();
-    }
-    auto code = ExitCode::kDone;  // the highest: 130 rather than 75
-    bool failed = false;
+NodeRanks::NodeRanks(const NodePlan& plan, const rank::NodeEnvironment& node, const rank::Variables& variables,
+                     const fs::path& run_dir, int restart) {
+  for (int local = 0; local < plan.ranks_here; ++local) {
+    const int rank = node.rank * plan.ranks_here + local;
+    ProcessOptions options{.command = plan.command};
+    const std::vector<std::string> arguments = arguments_in(plan.arguments, run_dir);
+    options.command.insert(options.command.end(), arguments.begin(), arguments.end());
+    rank::Variables& set = options.environment;
+    set = host::thread_variables(variables, plan.experiment.environment_variables, plan.threads);
+    if (!plan.library_path.empty()) set["LD_LIBRARY_PATH"] = plan.library_path;
+    // torchrun sets the same variables, so scripts for torchrun find them.
+    set["RANK"] = std::to_string(rank);
+    set["WORLD_SIZE"] = std::to_string(plan.ranks_here * node.nodes);
+    set["LOCAL_RANK"] = std::to_string(local);
+    set["LOCAL_WORLD_SIZE"] = std::to_string(plan.ranks_here);
+    set["GROUP_RANK"] = std::to_string(node.rank);
+    set["MASTER_ADDR"] = node.master.name;
+    set["MASTER_PORT"] = std::to_string(node.master.port);
+    set["TORCHELASTIC_RESTART_COUNT"] = std::to_string(restart);
+    set["DTRAIN_KEEPER_FD"] = std::to_string(kKeeperFd);
+    options.unset = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"};
+    start(options, rank);
+  }
+}
+
+void NodeRanks::start(const ProcessOptions& given, int rank) {
+  const UniqueFd input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    throw SystemError("cannot make a socket pair", errno);
+  }
+  UnixSocket link{UniqueFd(ends[0])};
+  const UniqueFd theirs(ends[1]);
+  ProcessOptions options = given;
+  options.fds = {{0, input.get()}, {1, STDOUT_FILENO}, {2, STDERR_FILENO}, {kKeeperFd, theirs.get()}};
+  ranks_.push_back({rank, Process::start(options), std::move(link)});
+}
+
+NodeEnd NodeRanks::wait(rank::LaunchSignals& signals, const rank::Keepers& keepers) {
+  bool lost = false;
+  while (!all_ended()) {
+    std::vector<pollfd> descriptors{{signals.fd(), POLLIN, 0}};
+    if (!lost) descriptors.push_back({keepers.lost_fd(), POLLIN, 0});
     for (const Rank& rank : ranks_) {
-      failed = failed || is_failure(*rank.status);
-      code = std::max(code, rank.status->signal != 0 ? ExitCode::kInterrupted : rank.status->exit_code());
+      if (!rank.status) descriptors.push_back({rank.process.pidfd(), POLLIN, 0});
+      if (rank.link) descriptors.push_back({rank.link.fd(), POLLIN, 0});
     }
-    return failed ? failure_code_ : code;
+    ::poll(descriptors.data(), descriptors.size(), kPollMs);
+    while (const auto signal = signals.next()) interrupt(*signal);
+    for (Rank& rank : ranks_) read_link(rank);
+    for (Rank& rank : ranks_) reap(rank);
+    lost = lost || !keepers.lost().empty();
+    if (lost && !failed_at_) failed_at_ = SteadyClock::now();
+    end_what_hangs();
   }
+  for (Rank& rank : ranks_) read_link(rank);
+  return end();
+}
 
- private:
-  struct Rank {
-    int rank;
-    Process process;
-    std::optional<ExitStatus> status = {};
-    HangingProcess hanging = {};
-  };
-
-  bool all_ended() const {
-    return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.status.has_value(); });
-  }
-
-  // A signal that is passed on may reach a rank that is ending already, and then kills it.
-  bool is_failure(const ExitStatus& status) const {
-    const bool asked = interrupted_at_ && !failed_at_;
-    const bool by_us = status.signal == SIGTERM || status.signal == SIGINT || status.signal == SIGKILL;
-    if (status.signal != 0) return !(asked && by_us);
-    const ExitCode code = status.exit_code();
-    return code != ExitCode::kDone && code != ExitCode::kPreempted && code != ExitCode::kInterrupted;
-  }
-
-  void reap(Rank& rank) {
-    if (rank.status) return;
-    rank.status = rank.process.wait(std::chrono::milliseconds(0));
-    if (!rank.status || !is_failure(*rank.status)) return;
-    // A rank that ends with an exit code has said why.
-    if (rank.status->signal != 0) {
-      std::fprintf(stderr, "dtrain: rank %d was %s\n", rank.rank, rank.status->describe().c_str());
+NodeEnd NodeRanks::end() const {
+  NodeEnd end{.stopped = interrupted_at_.has_value()};
+  bool bad_input = false;
+  for (const Rank& rank : ranks_) {
+    const ExitStatus& status = *rank.status;
+    end.code = std::max(end.code, status.signal != 0 ? ExitCode::kInterrupted : status.exit_code());
+    if (!is_failure(status)) continue;
+    end.failed = true;
+    bad_input = bad_input || status.exit_code() == ExitCode::kBadInput;
+    const std::string name = "rank " + std::to_string(rank.rank);
+    Failure failure;
+    if (rank.error && rank.error->primary) {
+      failure = reported_failure(name, rank.rank, *rank.error);
+    } else if (status.signal != 0 && !rank.ended_by_us) {
+      failure = {.cause = name + " was " + status.describe(), .may_pass = true};
+    } else if (!rank.error && !rank.ended_by_us && !rank.finished) {
+      failure = {.cause = name + " ended before the run was over: " + status.describe()};
     }
-    if (failed_at_) return;
-    failed_at_ = SteadyClock::now();
-    const bool bad_input = rank.status->exit_code() == ExitCode::kBadInput;
-    failure_code_ = bad_input ? ExitCode::kBadInput : ExitCode::kRunFailed;
+    // A cause that does not pass counts before one that may.
+    if (failure.cause.empty() || (!end.cause.empty() && (failure.may_pass || !end.may_pass))) continue;
+    end.cause = failure.cause;
+    end.may_pass = failure.may_pass;
   }
+  if (end.failed) end.code = bad_input ? ExitCode::kBadInput : ExitCode::kRunFailed;
+  return end;
+}
 
-  void interrupt(int signal) {
-    const auto now = SteadyClock::now();
-    constexpr std::chrono::milliseconds kTogether{500};  // to the process group, and again by a parent
-    if (interrupted_at_ && now - *interrupted_at_ < kTogether) return;
-    const bool again = interrupted_at_.has_value();
-    interrupted_at_ = now;
-    const std::string name = rank::signal_name(signal);
-    std::fprintf(stderr, "%s\n",
-                 again
-                     ? ("dtrain: " + name + " again: killing the ranks").c_str()
+bool NodeRanks::all_ended() const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.status.has_value(); });
+}
+
+// A signal that is passed on may reach a rank that is ending already, and then kills it.
+bool NodeRanks::is_failure(const ExitStatus& status) const {
+  const bool asked = interrupted_at_ && !failed_at_;
+  const bool by_us = status.signal == SIGTERM || status.signal == SIGINT || status.signal == SIGKILL;
+  if (status.signal != 0) return !(asked && by_us);
+  const ExitCode code = status.exit_code();
+  return code != ExitCode::kDone && code != ExitCode::kPreempted && code != ExitCode::kInterrupted;
+}
+
+void NodeRanks::read_link(Rank& rank) {
+  while (rank.link) {
+    bool timed_out = false;
+    std::optional<UnixMessage> message;
+    try {
+      message = rank.link.receive(std::chrono::milliseconds(0), &timed_out);
+    } catch (const SystemError& error) {
+      if (error.code() != EMSGSIZE) throw;
+      continue;  // longer than any message of a rank, so another program sent it
+    }
+    if (!message) {
+      if (!timed_out) rank.link.close();
+      return;
+    }
+    const Json json = Json::parse(message->data, nullptr, false);
+    if (!json.is_object()) continue;
+    const std::string type = text_at(json, "type");
+    if (type == "folder") run_dir_ = text_at(json, "path");
+    if (type == "state") rank.finished = rank.finished || text_at(json, "state") == "finished";
+    if (type != "error" || rank.error) continue;
+    try {
+      rank.error = rank::error_of(json);
+    } catch (const Json::exception&) {
+      // A program that is no rank wrote to the file descriptor. Its exit status is reported.
+    }
+  }
+}
+
+void NodeRanks::reap(Rank& rank) {
+  if (rank.status) return;
+  rank.status = rank.process.wait(std::chrono::milliseconds(0));
+  if (!rank.status || !is_failure(*rank.status)) return;
+  // A rank that ends with an exit code has said why.
+  if (rank.status->signal != 0 && !rank.ended_by_us) {
+    std::fprintf(stderr, "dtrain: rank %d was %s\n", rank.rank, rank.status->describe().c_str());
+  }
+  if (!failed_at_) failed_at_ = SteadyClock::now();
+}
+
+void NodeRanks::interrupt(int signal) {
+  const auto now = SteadyClock::now();
+  constexpr std::chrono::milliseconds kTogether{500};  // to the process group, and again by a parent
+  if (interrupted_at_ && now - *interrupted_at_ < kTogether) return;
+  const bool again = interrupted_at_.has_value();
+  interrupted_at_ = now;
+  const std::string name = rank::signal_name(signal);
+  std::fprintf(stderr, "%s\n",
+               again ? ("dtrain: " + name + " again: killing the ranks").c_str()
                      : ("dtrain: " + name + ": stopping after the current step; a second one kills the ranks").c_str());
-    for (Rank& rank : ranks_) {
-      if (rank.status) continue;
-      again ? rank.process.kill_group(SIGKILL) : rank.process.kill(signal == SIGINT ? SIGINT : SIGTERM);
-    }
+  for (Rank& rank : ranks_) {
+    if (rank.status) continue;
+    again ? rank.process.kill_group(SIGKILL) : rank.process.kill(signal == SIGINT ? SIGINT : SIGTERM);
   }
+}
 
-  void end_what_hangs() {
-    if (!failed_at_) return;
-    for (Rank& rank : ranks_) {
-      if (!rank.status) rank.hanging.end(rank.process, SteadyClock::now() - *failed_at_, kPatienceWithRankOfPod);
-    }
+void NodeRanks::end_what_hangs() {
+  if (!failed_at_) return;
+  const auto since = SteadyClock::now() - *failed_at_;
+  for (Rank& rank : ranks_) {
+    if (rank.status) continue;
+    rank.ended_by_us = rank.ended_by_us || since >= kPatienceWithRank.before_term;
+    rank.hanging.end(rank.process, since, kPatienceWithRank);
   }
-
-  const UniqueFd input_{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
-  std::vector<Rank> ranks_;
-  std::optional<SteadyClock::time_point> failed_at_;
-  ExitCode failure_code_ = ExitCode::kRunFailed;  // of the rank that failed first
-  std::optional<SteadyClock::time_point> interrupted_at_;
-};
-
-}  // namespace
-
-ExitCode launch_node(const LaunchRequest& request, const rank::NodeEnvironment& node,
-                     const rank::Variables& variables) {
-  check_request(request);
-  const NodePlan plan = plan_node(request, node, variables);
-  if (request.dry_run) {
-    std::vector<std::string> shown;
-    for (const std::string& word : plan.command) shown.push_back(config::shown_override(word));
-    rank::print(text_of(plan, node) + "command     " + join(shown, " ") + "\n");
-    return ExitCode::kDone;
-  }
-  if (const std::string warning = script_warning(plan.command); !warning.empty()) {
-    std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str());
-  }
-  rank::print(text_of(plan, node));
-  rank::LaunchSignals signals;
-  NodeRanks ranks(plan, node, variables);
-  return ranks.wait(signals);
 }
 
 }  // namespace dtrain::launcher

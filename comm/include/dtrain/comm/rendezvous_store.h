@@ -25,6 +25,7 @@ class RendezvousStore {
 
   // In a store that rank 0 serves only rank 0 may call set() and erase(): the connection of any other is closed.
   virtual void set(const std::string& key, const std::string& value) = 0;
+  virtual bool has(const std::string& key) = 0;
   // Blocks until the key is set. CommError at the deadline.
   virtual std::string get(const std::string& key) = 0;
   // Does nothing if the key is not set.

@@ -95,10 +95,14 @@ struct RankEnvironment {
   std::string network_interface;          // DTRAIN_NETWORK_INTERFACE: a name or a network, between hosts; empty: chosen
   std::filesystem::path run_secret_file;  // DTRAIN_RUN_SECRET_FILE: the user's file with the run's secret; empty: none
   std::filesystem::path error_file;       // the file in which torchrun looks for the cause of a failure; empty: none
+  int keeper_fd = -1;                     // the rank's end of the link to its host's keeper (keepers.h); -1: none
+  int restart = 0;                        // how often torchrun or the keepers have started the ranks again
+  std::optional<int> most_restarts;       // torchrun's --max-restarts; empty: torchrun has not started the ranks
 
   // `dtrain launch` started this rank: as its own child, or through mpirun or srun.
   bool is_launched() const { return is_child() || launcher.has_value(); }
   bool is_child() const { return handover.has_value(); }
+  bool is_kept() const { return keeper_fd >= 0; }
   // True if the launcher has placed the ranks on GPUs; false without a launcher, too.
   bool is_placed_on_gpus() const { return handover ? handover->on_gpus : launcher && launcher->on_gpus; }
 };

@@ -28,6 +28,7 @@ namespace dtrain::rank {
 Json state_message(const std::string& state, ExitCode exit_code = ExitCode::kDone);  // "started", "finished"
 Json progress_message(const Progress& progress);
 Json pulse_message();  // with the file descriptor
+Json folder_message(const std::filesystem::path& run_dir);  // of a host's first rank to its keeper
 struct ErrorMessage {
   bool primary = true;  // this rank failed first; false: it stops because of another rank
   bool agreed = false;  // every rank reports the same error, and none of them is to blame

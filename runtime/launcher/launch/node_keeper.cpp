@@ -1,0 +1,289 @@
+// The keeper of a host of a run that no launcher has started: it starts the host's ranks, and starts them again.
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <system_error>
+
+#include <unistd.h>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/base/text.h"
+#include "dtrain/host/network.h"
+#include "dtrain/rank/resume.h"
+#include "dtrain/rank/run_folder.h"
+#include "dtrain/rank/screen.h"
+#include "entrypoint.h"
+#include "launch/node_ranks.h"
+
+namespace dtrain::launcher {
+namespace {
+
+namespace fs = std::filesystem;
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kHear{100};
+// Ranks of another host that do not end by themselves after a failure are killed by then.
+constexpr std::chrono::seconds kEndPatience{60};
+
+void check_request(const LaunchRequest& request) {
+  const auto refuse = [](const std::string& option, const std::string& why) {
+    throw ConfigError(option + " does not go with PET_NNODES, which says that this is one of several hosts", why);
+  };
+  if (request.detach) refuse("--detach", "run it in the foreground: the pod is what runs in the background");
+  if (!request.cluster.empty()) refuse("--cluster", "every host starts its own ranks; unset PET_NNODES to launch them");
+  if (request.json) refuse("--json", "leave it out");
+}
+
+std::string text_of(const NodePlan& plan, const rank::NodeEnvironment& node) {
+  const int first = node.rank * plan.ranks_here;
+  const int last = first + plan.ranks_here - 1;
+  return "host        " + host::host_identity().name + ", " + std::to_string(node.rank + 1) + " of " +
+         std::to_string(node.nodes) + ": " + (last == first ? "rank " : "ranks ") + std::to_string(first) +
+         (last == first ? "" : " to " + std::to_string(last)) + " of " + std::to_string(plan.ranks_here * node.nodes) +
+         ", " + count_of(plan.threads, "thread") + " each\n" + "rank 0      " + node.master.name + ":" +
+         std::to_string(node.master.port) + "\n";
+}
+
+// What the keepers know of the run together. A keeper that comes later, in the place of a lost one, learns it from the
+// others.
+struct RunKept {
+  int started = 0;         // the number of attempts so far
+  int restarts = 0;        // since the last progress
+  std::int64_t saved = 0;  // the batch of the last checkpoint before the last attempt
+  std::string run_dir;     // empty: not known yet
+  std::string cause;       // of the last failure
+};
+
+Json to_json(const RunKept& run) {
+  return {{"started", run.started},
+          {"restarts", run.restarts},
+          {"saved", run.saved},
+          {"run_dir", run.run_dir},
+          {"cause", run.cause}};
+}
+
+RunKept run_kept_of(const Json& json) {
+  return {.started = json.at("started").get<int>(),
+          .restarts = json.at("restarts").get<int>(),
+          .saved = json.at("saved").get<std::int64_t>(),
+          .run_dir = json.at("run_dir").get<std::string>(),
+          .cause = json.at("cause").get<std::string>()};
+}
+
+// A signal that came while no rank ran.
+struct Stopped {
+  int signal;
+};
+
+class Keeper {
+ public:
+  Keeper(const NodePlan& plan, const rank::NodeEnvironment& node, const rank::Variables& variables, bool restarts)
+      : plan_(plan),
+        node_(node),
+        variables_(variables),
+        most_restarts_(restarts ? plan.experiment.max_restarts : 0),
+        host_(host::host_identity().name) {}
+
+  ExitCode run() {
+    try {
+      meet();
+      for (;;) {
+        if (const auto code = attempt()) return *code;
+      }
+    } catch (const Stopped& stopped) {
+      const bool goes_on_later = stopped.signal != SIGINT && last_saved() > 0;
+      return goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted;
+    }
+  }
+
+ private:
+  bool is_first() const { return node_.rank == 0; }
+
+  // The ranks of all hosts have agreed on the end of the run before any of them ends like this.
+  static bool is_over(const NodeEnd& end) { return !end.failed && end.code == ExitCode::kDone; }
+
+  void check() {
+    if (const auto signal = signals_.next()) throw Stopped{*signal};
+  }
+
+  void meet() {
+    keepers_.reset();
+    rank::KeeperOptions options{.node = node_,
+                                .host_name = host_,
+                                .secret_file = {},
+                                .network_interface = {},
+                                .timeout = plan_.experiment.communication_timeout,
+                                .log = make_stderr_logger()};
+    if (const std::string* file = rank::find(variables_, "DTRAIN_RUN_SECRET_FILE")) options.secret_file = *file;
+    if (const std::string* name = rank::find(variables_, "DTRAIN_NETWORK_INTERFACE")) options.network_interface = *name;
+    const auto agree = [](const std::vector<Json>& all) {
+      const auto known = std::max_element(all.begin(), all.end(), [](const Json& a, const Json& b) {
+        return run_kept_of(a).started < run_kept_of(b).started;
+      });
+      return *known;
+    };
+    keepers_ = rank::Keepers::meet(options, to_json(run_), agree, [this] { check(); });
+    run_ = run_kept_of(keepers_->agreed());
+    if (is_first() && run_.started > 0) record_restart();
+  }
+
+  // Makes one attempt. Empty: another one follows. Else the exit code.
+  std::optional<ExitCode> attempt() {
+    const std::string name = std::to_string(run_.started);
+    NodeRanks ranks(plan_, node_, variables_, run_.run_dir, run_.started);
+    ++run_.started;
+    const NodeEnd end = ranks.wait(signals_, *keepers_);
+    std::string lost = keepers_->lost();
+    if (lost.empty()) {
+      try {
+        keepers_->tell("end/" + name + "/" + std::to_string(node_.rank), to_json(end));
+        if (is_first()) judge(name, ranks.run_dir());
+        const Json verdict = hear("verdict/" + name);
+        run_ = run_kept_of(verdict.at("run"));
+        if (!verdict.at("restarts").get<bool>()) {
+          keepers_->leave();
+          return end.code;
+        }
+        say_restart();
+        if (is_first()) record_restart();
+        return std::nullopt;
+      } catch (const CommError& error) {
+        lost = keepers_->lost();
+        if (lost.empty()) lost = error.what();
+      }
+    }
+    return go_on_without(lost, end, ranks.run_dir());
+  }
+
+  // A host is lost: the run goes on once its keeper, or another one in its place, has met the others.
+  std::optional<ExitCode> go_on_without(const std::string& lost, const NodeEnd& end, const fs::path& run_dir) {
+    if (!run_dir.empty()) run_.run_dir = run_dir.string();
+    if (is_over(end)) return end.code;
+    if (end.stopped) return end.failed ? end.code : std::max(end.code, ExitCode::kPreempted);
+    if ((end.failed && !end.cause.empty() && !end.may_pass) || !count_restart(lost)) {
+      std::fprintf(stderr, "dtrain: the run failed: %s\n", lost.c_str());
+      return ExitCode::kRunFailed;
+    }
+    say_restart();
+    meet();
+    return std::nullopt;
+  }
+
+  // On host 0: decides, from how the attempt has ended on all hosts, whether another one follows.
+  void judge(const std::string& name, const fs::path& run_dir) {
+    if (!run_dir.empty()) run_.run_dir = run_dir.string();
+    std::vector<NodeEnd> ends;
+    for (int host = 0; host < node_.nodes; ++host) {
+      const std::string key = "end/" + name + "/" + std::to_string(host);
+      const bool any_failed = std::any_of(ends.begin(), ends.end(), [](const NodeEnd& end) { return end.failed; });
+      ends.push_back(node_end_of(hear(key, any_failed ? std::optional(keepers_->name_of(host)) : std::nullopt)));
+    }
+    bool failed = false;
+    bool stopped = false;
+    bool over = false;
+    const NodeEnd* cause = nullptr;  // one that does not pass counts before one that may
+    for (const NodeEnd& end : ends) {
+      failed = failed || end.failed;
+      stopped = stopped || end.stopped;
+      over = over || is_over(end);
+      if (!end.cause.empty() && (!cause || (cause->may_pass && !end.may_pass))) cause = &end;
+    }
+    const std::string why = cause ? cause->cause : "the connection between the hosts broke";
+    failed = failed && !over;
+    const bool restarts = failed && !stopped && (!cause || cause->may_pass) && count_restart(why);
+    if (failed && !restarts) record_end(why, cause && !cause->may_pass ? cause->code : ExitCode::kRunFailed);
+    keepers_->tell("verdict/" + name, {{"restarts", restarts}, {"run", to_json(run_)}});
+  }
+
+  // Waits for a value of another keeper. CommError once a host is lost, or if `limited` has not told it after a while.
+  Json hear(const std::string& key, const std::optional<std::string>& limited = {}) {
+    const auto began = SteadyClock::now();
+    for (;;) {
+      if (auto value = keepers_->hear(key, kHear)) return *std::move(value);
+      check();
+      if (!limited || SteadyClock::now() - began < kEndPatience) continue;
+      throw CommError(*limited + " is lost: its ranks have not ended within " + format_duration(kEndPatience) +
+                      " of the failure");
+    }
+  }
+
+  // Returns false if the run has used its restarts. A checkpoint of a later batch sets the count to 0.
+  bool count_restart(const std::string& cause) {
+    run_.cause = cause;
+    const std::int64_t saved = last_saved();
+    if (saved > run_.saved) run_.restarts = 0;
+    if (run_.restarts >= most_restarts_) return false;
+    run_.saved = saved;
+    ++run_.restarts;
+    return true;
+  }
+
+  // The batch of the run's last checkpoint; 0: there is none, or the folder is not known.
+  std::int64_t last_saved() const {
+    std::error_code code;
+    const rank::RunFolder folder{run_.run_dir};
+    if (run_.run_dir.empty() || !fs::exists(folder.plan(), code)) return 0;
+    return rank::read_state(folder).last_saved.value_or(0);
+  }
+
+  void say_restart() const {
+    std::fprintf(stderr, "dtrain: attempt %d failed: %s\ndtrain: restart %d of %d\n", run_.started, run_.cause.c_str(),
+                 run_.restarts, most_restarts_);
+  }
+
+  void record_restart() const { write_event("attempt_failed", {{"cause", run_.cause}, {"restart", run_.restarts}}); }
+
+  void record_end(const std::string& cause, ExitCode code) const {
+    write_event("run_ended", rank::run_ended(code, cause));
+  }
+
+  // The run does not depend on its events.
+  void write_event(const std::string& event, Json fields) const {
+    std::error_code code;
+    const rank::RunFolder folder{run_.run_dir};
+    if (run_.run_dir.empty() || !fs::exists(folder.plan(), code)) return;
+    if (event == "attempt_failed") fields["attempt"] = rank::attempt_number(folder);
+    try {
+      rank::EventLog(folder.events(), clock_, -1, host_).write(event, fields);
+    } catch (const SystemError& error) {
+      std::fprintf(stderr, "dtrain: warning: events are missing from the run's folder: %s\n", describe(error).c_str());
+    }
+  }
+
+  const NodePlan& plan_;
+  const rank::NodeEnvironment& node_;
+  const rank::Variables& variables_;
+  const int most_restarts_;
+  const std::string host_;
+  const SystemClock clock_;
+  rank::LaunchSignals signals_;
+  RunKept run_;
+  std::unique_ptr<rank::Keepers> keepers_;
+};
+
+}  // namespace
+
+ExitCode launch_node(const LaunchRequest& request, const rank::NodeEnvironment& node,
+                     const rank::Variables& variables) {
+  check_request(request);
+  const NodePlan plan = plan_node(request, node, variables);
+  if (request.dry_run) {
+    std::vector<std::string> shown;
+    for (const auto* words : {&plan.command, &plan.arguments}) {
+      for (const std::string& word : *words) shown.push_back(config::shown_override(word));
+    }
+    rank::print(text_of(plan, node) + "command     " + join(shown, " ") + "\n");
+    return ExitCode::kDone;
+  }
+  if (const std::string warning = script_warning(plan.command); !warning.empty()) {
+    std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str());
+  }
+  rank::print(text_of(plan, node));
+  // The weights of a mock run mean nothing, so it cannot go on.
+  return Keeper(plan, node, variables, /*restarts=*/!request.mock.any()).run();
+}
+
+}  // namespace dtrain::launcher

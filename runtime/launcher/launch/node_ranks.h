@@ -1,0 +1,99 @@
+// `dtrain launch` and `dtrain run` on one of several hosts that Kubernetes, or a user, starts it on (PET_*): this
+// host's ranks, which join those of the other hosts. There is no launcher for all hosts. Rank 0 makes the run's folder.
+// One thread.
+#pragma once
+
+#include <poll.h>
+
+#include <chrono>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
+#include "dtrain/base/subprocess.h"
+#include "dtrain/base/unix_socket.h"
+#include "dtrain/config/experiment.h"
+#include "dtrain/host/processes.h"
+#include "dtrain/launcher/launch.h"
+#include "dtrain/rank/environment.h"
+#include "dtrain/rank/keepers.h"
+#include "dtrain/rank/launcher_link.h"
+#include "dtrain/rank/stop_requests.h"
+#include "launch/attempts.h"
+
+namespace dtrain::launcher {
+
+// The settings with which this host's ranks start.
+struct NodePlan {
+  config::Experiment experiment;
+  std::vector<std::string> command;    // the program
+  std::vector<std::string> arguments;  // the experiment, the run and its options
+  std::string library_path;            // empty: unchanged
+  int ranks_here = 1;
+  int threads = 1;  // of each rank
+};
+
+// ConfigError: the experiment cannot be run, or its ranks cannot be divided among the hosts.
+NodePlan plan_node(const LaunchRequest& request, const rank::NodeEnvironment& node, const rank::Variables& variables);
+
+// How an attempt has ended on one host, as its keeper tells the others.
+struct NodeEnd {
+  ExitCode code = ExitCode::kDone;  // the highest of its ranks
+  bool failed = false;
+  bool stopped = false;   // by a signal to its keeper
+  std::string cause;      // of its own; empty: its ranks followed others, or did not fail
+  bool may_pass = false;  // as Failure::may_pass
+};
+Json to_json(const NodeEnd& end);
+NodeEnd node_end_of(const Json& json);
+
+// The ranks of one attempt on this host.
+class NodeRanks {
+ public:
+  // Starts them. `run_dir`: where they go on with a run; empty: as the request says. `restart`: how often they were
+  // started before. SystemError if a program cannot be started.
+  NodeRanks(const NodePlan& plan, const rank::NodeEnvironment& node, const rank::Variables& variables,
+            const std::filesystem::path& run_dir, int restart);
+
+  // Waits until all have ended. Passes signals on. Once one has failed, or a host is lost, the others of this host get
+  // some time to stop by themselves, and are then ended.
+  NodeEnd wait(rank::LaunchSignals& signals, const rank::Keepers& keepers);
+  // The run's folder, as the ranks have told it. Empty: rank 0 has not made it yet.
+  const std::filesystem::path& run_dir() const { return run_dir_; }
+
+ private:
+  struct Rank {
+    int rank;
+    Process process;
+    UnixSocket link;
+    std::optional<ExitStatus> status = {};
+    std::optional<rank::ErrorMessage> error = {};
+    HangingProcess hanging = {};
+    bool ended_by_us = false;
+    bool finished = false;  // to the end, or stopped together with all others
+  };
+
+  void start(const ProcessOptions& options, int rank);
+  bool all_ended() const;
+  void read_link(Rank& rank);
+  void reap(Rank& rank);
+  void interrupt(int signal);
+  void end_what_hangs();
+  bool is_failure(const ExitStatus& status) const;
+  NodeEnd end() const;
+
+  std::vector<Rank> ranks_;
+  std::filesystem::path run_dir_;
+  std::optional<std::chrono::steady_clock::time_point> failed_at_;
+  std::optional<std::chrono::steady_clock::time_point> interrupted_at_;
+};
+
+// Keeps this host's ranks until the run has ended: starts them, and starts them again together with those of the other
+// hosts after a failure that may pass, from the run's newest checkpoint. Returns the exit code, as launch() does.
+// ConfigError before any rank starts. CommError: the other hosts are not there.
+ExitCode launch_node(const LaunchRequest& request, const rank::NodeEnvironment& node, const rank::Variables& variables);
+
+}  // namespace dtrain::launcher

@@ -1,0 +1,127 @@
+// The keepers of three hosts, each on a thread of this process: how they meet, and meet again when one is lost.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/rank/keepers.h"
+
+namespace dtrain::rank {
+namespace {
+
+using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
+using testing::HasSubstr;
+
+constexpr int kHosts = 3;
+
+class KeepersOfHosts : public testing::Test {
+ protected:
+  KeeperOptions options(int host, std::chrono::milliseconds timeout = 30s) const {
+    KeeperOptions options{.host_name = "node" + std::to_string(host), .timeout = timeout, .log = make_null_logger()};
+    options.node = {.nodes = kHosts, .rank = host, .ranks_here = 1, .master = {.name = "127.0.0.1", .port = port_}};
+    return options;
+  }
+
+  static Json newest(const std::vector<Json>& all) { return *std::max_element(all.begin(), all.end()); }
+
+  std::future<std::unique_ptr<Keepers>> meet(int host, int state) {
+    return std::async(std::launch::async,
+                      [this, host, state] { return Keepers::meet(options(host), state, newest, [] {}); });
+  }
+
+  // All hosts but those that are connected already have the state 0.
+  void meet_all(const std::vector<int>& states) {
+    std::vector<std::future<std::unique_ptr<Keepers>>> meetings;
+    for (int host = kHosts - 1; host >= 0; --host) {
+      meetings.push_back(meet(host, states.at(static_cast<std::size_t>(host))));
+    }
+    keepers_.resize(kHosts);
+    for (int host = kHosts - 1; host >= 0; --host) {
+      keepers_[static_cast<std::size_t>(host)] = meetings[static_cast<std::size_t>(kHosts - 1 - host)].get();
+    }
+  }
+
+  static bool eventually_lost(const Keepers& keepers) {
+    for (int i = 0; i < 2000 && keepers.lost().empty(); ++i) ::usleep(10'000);
+    return !keepers.lost().empty();
+  }
+
+  const std::uint16_t port_ = static_cast<std::uint16_t>(22'000 + ::getpid() % 8'000);
+  std::vector<std::unique_ptr<Keepers>> keepers_;
+};
+
+TEST_F(KeepersOfHosts, AgreeTellEachOtherAndPart) {
+  meet_all({4, 0, 7});
+  for (const auto& keepers : keepers_) EXPECT_EQ(keepers->agreed(), 7);
+  keepers_[1]->tell("end", {{"code", 1}});
+  EXPECT_EQ(keepers_[0]->hear("end", 20s), Json({{"code", 1}}));
+  EXPECT_EQ(keepers_[2]->hear("end", 20s), Json({{"code", 1}}));
+  EXPECT_EQ(keepers_[2]->hear("nothing", 50ms), std::nullopt);
+  EXPECT_EQ(keepers_[0]->name_of(2), "host 2 (node2)");
+  std::vector<std::future<void>> ends;
+  for (const auto& keepers : keepers_) ends.push_back(std::async(std::launch::async, [&] { keepers->leave(); }));
+  for (auto& end : ends) end.get();
+  for (const auto& keepers : keepers_) EXPECT_EQ(keepers->lost(), "");
+}
+
+// Each host may be lost, the one with the store too. The others meet it again, and it learns their state.
+TEST_F(KeepersOfHosts, MeetAgainWhenOneIsLost) {
+  meet_all({0, 0, 0});
+  for (int host = 0; host < kHosts; ++host) {
+    std::vector<int> states(kHosts, host + 1);
+    states[static_cast<std::size_t>(host)] = 0;
+    keepers_[static_cast<std::size_t>(host)].reset();
+    for (const auto& keepers : keepers_) {
+      if (!keepers) continue;
+      ASSERT_TRUE(eventually_lost(*keepers));
+      EXPECT_THROW((void)keepers->hear("end", 20s), CommError);
+    }
+    const int other = (host + 1) % kHosts;
+    if (host != 0 && other != 0) {
+      EXPECT_THAT(keepers_[static_cast<std::size_t>(other)]->lost(), HasSubstr("host " + std::to_string(host)));
+    }
+    keepers_.clear();
+    meet_all(states);
+    for (const auto& keepers : keepers_) EXPECT_EQ(keepers->agreed(), host + 1);
+  }
+}
+
+TEST_F(KeepersOfHosts, AHostThatIsLostInTheMeetingIsWaitedFor) {
+  auto first = meet(0, 1);
+  struct GivesUp {};
+  std::atomic<int> looks{0};
+  EXPECT_THROW((void)Keepers::meet(options(1), 9, newest,
+                                   [&] {
+                                     if (++looks > 5) throw GivesUp();
+                                   }),
+               GivesUp);
+  auto second = meet(1, 2);
+  auto third = meet(2, 3);
+  EXPECT_EQ(first.get()->agreed(), 3) << "the state of the host that was lost does not count";
+  EXPECT_EQ(second.get()->agreed(), 3);
+  EXPECT_EQ(third.get()->agreed(), 3);
+}
+
+TEST_F(KeepersOfHosts, MissingHostsAreNamed) {
+  const auto text_of = [&](int host) -> std::string {
+    try {
+      (void)Keepers::meet(options(host, 1500ms), 0, newest, [] {});
+    } catch (const CommError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_THAT(text_of(1), HasSubstr("host 1 (node1) has waited 1.50 s for host 0: 127.0.0.1"));
+  EXPECT_THAT(text_of(0), HasSubstr("host 0 (node0) has waited 1.50 s for hosts 1, 2 (PET_NODE_RANK)"));
+}
+
+}  // namespace
+}  // namespace dtrain::rank
