@@ -150,7 +150,9 @@ std::vector<comm::MissingRank> GroupWork::missing() const {
 
 bool GroupWork::isCompleted() {
   if (!is_over()) Progress::instance().advance(*lane_, this);
-  return is_over();
+  if (!is_over()) return false;
+  complete_future();
+  return true;
 }
 
 bool GroupWork::wait(milliseconds timeout) {
@@ -280,24 +282,22 @@ bool GroupWork::has_future(bool blocked) {
 }
 
 void GroupWork::complete_future() {
-  {
-    const std::scoped_lock lock(future_mutex_);
-    if (!future_ || completed_future_) return;
-    completed_future_ = true;
-  }
+  std::unique_lock lock(future_mutex_);
+  const bool is_done_elsewhere = std::exchange(completed_future_, true);
+  const auto future = future_;
+  lock.unlock();
+  if (!future) return;
+  if (is_done_elsewhere) return future->wait();
   const RunningCallbacks running;
-  if (error_) {
-    future_->setError(error_);
-  } else {
-    future_->markCompleted(c10::IValue(outputs_));
-  }
+  error_ ? future->setError(error_) : future->markCompleted(c10::IValue(outputs_));
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> GroupWork::getFuture() {
   const std::scoped_lock lock(future_mutex_);
   if (future_) return future_;
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-  if ((pass_ = BackwardPass::current())) {
+  if (!completed_future_) pass_ = BackwardPass::current();
+  if (pass_) {
     Progress::instance().watch(WorkPtr::reclaim_copy(this));
     // DDP waits for the futures of its buckets in a callback at the end of the pass. This one comes before it.
     torch::autograd::Engine::get_default_engine().queue_callback([self = WorkPtr::reclaim_copy(this), pass = pass_] {
@@ -307,7 +307,7 @@ c10::intrusive_ptr<c10::ivalue::Future> GroupWork::getFuture() {
       } catch (const std::exception&) {  // the future has it
       }
     });
-  } else if (is_over()) {
+  } else if (completed_future_ || is_over()) {
     completed_future_ = true;
     error_ ? future_->setError(error_) : future_->markCompleted(c10::IValue(outputs_));
   }

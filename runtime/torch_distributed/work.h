@@ -32,7 +32,8 @@ using std::chrono::milliseconds;
 // Its future is completed, and with it the callbacks are called, by a thread that waits for the operation, or else by
 // one of the threads of Progress: callbacks may issue operations and wait for them. A future that was asked for within
 // a backward pass is completed at the end of the pass by the thread of the pass, in the order of asking. So callbacks
-// that issue collectives (PowerSGD's) issue them in the same order on all ranks.
+// that issue collectives (PowerSGD's) issue them in the same order on all ranks. A caller that has seen the operation
+// end, by wait() or isCompleted(), finds the future complete.
 class GroupWork final : public c10d::Work {
  public:
   // What an operation is made of, set while it is issued.
@@ -81,6 +82,7 @@ class GroupWork final : public c10d::Work {
   // of the pass is `blocked`, perhaps because it waits for the future.
   bool has_future(bool blocked = false);
   bool is_of_backward();  // its future waits for the end of a backward pass
+  // The operation is over, and a caller may see it: the future is complete when this returns.
   void complete_future();
 
  private:
@@ -110,7 +112,7 @@ class GroupWork final : public c10d::Work {
 
   std::mutex future_mutex_;  // guards what follows
   c10::intrusive_ptr<c10::ivalue::Future> future_;
-  bool completed_future_ = false;
+  bool completed_future_ = false;       // or it will be complete when it is asked for
   std::shared_ptr<BackwardPass> pass_;  // at whose end the future is completed; null: none
 };
 

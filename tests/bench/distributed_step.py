@@ -62,18 +62,23 @@ def become_rank(rank, port, log, arguments, extra):
 
 
 class Contestant:
-    """`kind`: as distributed_script.py has it. Under `dtrain run --as-is` if `as_is`."""
+    """`kind`: as distributed_script.py has it; `model`: one of MODELS. Under `dtrain run --as-is` if `as_is`."""
 
     def __init__(self, kind, as_is, folder, model, bin_folder):
         self.folder = folder / (kind.replace(":", "-") + ("-as-is" if as_is else ""))
         self.folder.mkdir()
         self.base = f"{self.folder}/"
         self.log = self.folder / "log"
-        name, batch, self.turn, sizes = MODELS[model]
+        name, batch, self.turn, sizes = model
         for rank in range(RANKS):
             os.mkfifo(f"{self.base}{rank}.commands")
             os.mkfifo(f"{self.base}{rank}.replies")
-        script = [str(HERE / "distributed_script.py"), kind, name, str(batch), json.dumps(sizes), self.base]
+        self.start([str(HERE / "distributed_script.py"), kind, name, str(batch), json.dumps(sizes), self.base], as_is, bin_folder)
+        self.commands = [os.open(f"{self.base}{rank}.commands", os.O_RDWR) for rank in range(RANKS)]
+        self.replies = [os.open(f"{self.base}{rank}.replies", os.O_RDWR) for rank in range(RANKS)]
+        self.times = []
+
+    def start(self, script, as_is, bin_folder):
         if as_is:
             environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
             environment |= {"DTRAIN_PYTHON": PYTHON, "PYTHONPATH": f"{bin_folder.parent / 'python'}:{HERE}",
@@ -81,14 +86,11 @@ class Contestant:
             self.processes = [subprocess.Popen(
                 [bin_folder / "dtrain", "run", "--as-is", "--slots", str(RANKS), "--run-dir", self.folder / "run", *script],
                 env=environment, stdout=open(self.log, "w"), stderr=subprocess.STDOUT)]
-        else:
-            port = free_port()
-            self.processes = [FORK.Process(target=become_rank, args=(rank, port, self.log, script, {})) for rank in range(RANKS)]
-            for process in self.processes:
-                process.start()
-        self.commands = [os.open(f"{self.base}{rank}.commands", os.O_RDWR) for rank in range(RANKS)]
-        self.replies = [os.open(f"{self.base}{rank}.replies", os.O_RDWR) for rank in range(RANKS)]
-        self.times = []
+            return
+        port = free_port()
+        self.processes = [FORK.Process(target=become_rank, args=(rank, port, self.log, script, {})) for rank in range(RANKS)]
+        for process in self.processes:
+            process.start()
 
     def has_ended(self):
         return any((process.poll() if isinstance(process, subprocess.Popen) else process.exitcode) is not None
@@ -134,7 +136,7 @@ def contestants_of(model, quick):
 
 def measure(model, arguments, seconds):
     with tempfile.TemporaryDirectory(prefix="dtrain-bench-") as folder:
-        contestants = {name: Contestant(kind, as_is, Path(folder), model, arguments.bin)
+        contestants = {name: Contestant(kind, as_is, Path(folder), MODELS[model], arguments.bin)
                        for name, kind, as_is in contestants_of(model, arguments.quick)}
         for contestant in contestants.values():
             contestant.steps(6)  # DDP makes its buckets anew in the first ones

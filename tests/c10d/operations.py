@@ -254,6 +254,35 @@ def works(rank: int) -> None:
     assert dist.get_backend() == "dtrain" and dist.distributed_c10d._get_default_group()._get_backend(tensor.device).name() == "dtrain"
 
 
+def futures_of_ended_works(rank: int) -> None:
+    """Whoever has seen an operation end finds its future complete: also in a backward pass, at whose end futures are completed otherwise."""
+    seen = []
+
+    def look(gradient: torch.Tensor) -> None:
+        for asks_before, polls in ((False, False), (False, True), (True, False), (True, True)):
+            work = dist.all_reduce(gradient.clone(), async_op=True)
+            future = work.get_future() if asks_before else None
+            while polls and not work.is_completed():
+                pass
+            if not polls:
+                work.wait()
+            future = future or work.get_future()
+            assert future.done(), (asks_before, polls)
+            seen.append(future.value()[0].sum().item())
+
+    x = torch.ones(3, requires_grad=True)
+    x.register_hook(look)
+    (x * (rank + 1)).sum().backward()
+    size = dist.get_world_size()
+    assert seen == [3 * size * (size + 1) / 2] * 4, seen
+    # The thread that helps may find the operation complete just before the one that waits does.
+    for turn in range(300):
+        work = dist.all_reduce(torch.ones(1 << (turn % 16)), async_op=True)
+        future = work.get_future()
+        work.wait()
+        assert future.done(), turn
+
+
 def registered(rank: int) -> None:
     """Memory of the backend, in which operations copy nothing."""
     backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
@@ -343,6 +372,9 @@ class Operations(unittest.TestCase):
 
     def test_works(self) -> None:
         self.check(works)
+
+    def test_futures_of_ended_works(self) -> None:
+        self.check(futures_of_ended_works, 1, 2, 3)
 
     def test_registered(self) -> None:
         self.check(registered)

@@ -73,6 +73,29 @@ def ddp_uneven(rank: int) -> list:
     return [p.grad.float().sum().item() for p in module.parameters()]
 
 
+def ddp_in_distributed_autograd(rank: int) -> list:
+    """Dividing by the number of ranks that have not joined, DDP reads a future within the backward pass, after it has waited for the work."""
+    from torch.distributed import autograd, rpc
+
+    folder = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(folder)
+    rpc.init_rpc(f"rank{rank}", rank=rank, world_size=dist.get_world_size(),
+                 rpc_backend_options=rpc.TensorPipeRpcBackendOptions(init_method=f"file://{folder[0]}/rpc"))
+    module = DistributedDataParallel(model())
+    generator = torch.Generator().manual_seed(rank)
+    results = []
+    with module.join(divide_by_initial_world_size=False):
+        for _ in range(2 * rank + 1):
+            with autograd.context() as context:
+                autograd.backward(context, [module(torch.randn(8, WIDTH, generator=generator)).square().mean()])
+                gradients = autograd.get_gradients(context)
+                results += [gradients[p].sum().item() for p in module.parameters()]
+            module(torch.randn(8, WIDTH, generator=generator)).square().mean().backward()
+            results += [p.grad.sum().item() for p in module.parameters()]
+    rpc.shutdown()
+    return results
+
+
 def ddp_sparse(rank: int) -> list:
     embedding = DistributedDataParallel(nn.Embedding(50, 8, sparse=True))
     embedding(torch.tensor([rank, 3, 5])).sum().backward()
@@ -219,8 +242,8 @@ class Programs(unittest.TestCase):
                 self.assertEqual(group_ranks.run(3, function), want)
 
 
-for _function in (ddp, ddp_hooks, power_sgd, ddp_uneven, ddp_sparse, waits_for_futures, fsdp2, fsdp1, dtensor, functional, zero,
-                  pipeline, compiled, checkpoint):
+for _function in (ddp, ddp_hooks, power_sgd, ddp_uneven, ddp_in_distributed_autograd, ddp_sparse, waits_for_futures, fsdp2, fsdp1, dtensor, functional,
+                  zero, pipeline, compiled, checkpoint):
     setattr(Programs, f"test_{_function.__name__}", lambda self, function=_function: self.same_as_gloo(function))
 setattr(Programs, "test_hybrid", lambda self: self.same_as_gloo(hybrid, 4))
 
