@@ -99,8 +99,9 @@ _begun_in: set[int] = set()  # the processes that have had a group
 
 
 def _begin(native: Any, options: Any) -> None:
-    from . import torchrun
+    from . import fsdp_memory, torchrun
 
+    fsdp_memory.take()
     announce = functools.partial(_announce_end, native, os.getpid())
     atexit.register(announce)  # called after the end of the run, whose cause comes first
     seen = observer

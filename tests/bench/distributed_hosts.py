@@ -23,9 +23,9 @@ from distributed_step import HERE, PYTHON, RANKS
 BED = str(HERE.parent / "harness" / "two_hosts.sh")
 # As in distributed_step.py. The script takes 40 ms and more a step over 1 Gbit/s with the smallest of them.
 MODELS = {
-    "cnn": ("fashion_cnn", 64, 5, {}),
-    "mlp": ("mlp", 32, 5, {"width": 512, "depth": 6}),
-    "mlp_25m": ("mlp", 32, 3, {"width": 2048, "depth": 6}),
+    "cnn": ("fashion_cnn", 64, "adamw", 5, {}),
+    "mlp": ("mlp", 32, "adamw", 5, {"width": 512, "depth": 6}),
+    "mlp_25m": ("mlp", 32, "adamw", 3, {"width": 2048, "depth": 6}),
 }
 RATES = {"100mbit": 100e6, "1gbit": 1e9}
 PORTS = {"gloo": 29400, "dtrain": 29401}
@@ -36,9 +36,9 @@ class Contestant(distributed_step.Contestant):
 
     def __init__(self, backend, hosts, folder, model, bin_folder):
         self.hosts, self.port = hosts, PORTS[backend]
-        super().__init__(f"ddp:{backend}", False, folder, MODELS[model], bin_folder)
+        super().__init__(backend, f"ddp:{backend}", None, folder, MODELS[model], bin_folder)
 
-    def start(self, script, as_is, bin_folder):
+    def start(self, script, options, bin_folder):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(RANKS), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
                        "MASTER_ADDR": "nodea", "MASTER_PORT": str(self.port), "GLOO_SOCKET_IFNAME": "link0", "DTRAIN_RECORD": "false",
                        "PYTHONPATH": f"{bin_folder.parent / 'python'}:{HERE}"}
@@ -57,7 +57,7 @@ def measure(model, link, steps, hosts, folder, bin_folder):
             contestant.times += contestant.steps(contestant.turn)[1:]  # the first finds cold caches
     sums = {backend: contestant.end() for backend, contestant in contestants.items()}
     gloo, dtrain = (statistics.median(contestants[backend].times) for backend in ("gloo", "dtrain"))
-    name, _, _, sizes = MODELS[model]
+    name, _, _, _, sizes = MODELS[model]
     parameters = sum(parameter.numel() for parameter in make(name, sizes)[0]().parameters())
     return {"model": model, "link": link, "parameters": parameters, "gloo_ms": round(gloo, 2), "dtrain_ms": round(dtrain, 2),
             "ratio": round(gloo / dtrain, 3), "floor_ms": round(parameters * 32e3 / RATES[link], 2) if link in RATES else None,

@@ -1,9 +1,9 @@
 """One rank of distributed_step.py: a script of PyTorch's that knows nothing of dtrain, but for waiting until it may step.
 
-    distributed_script.py KIND MODEL BATCH SIZES_JSON FIFO_BASE
+    distributed_script.py KIND MODEL BATCH SIZES_JSON OPTIMIZER FIFO_BASE
 
-KIND is ddp, none (DistributedDataParallel whose hook exchanges nothing) or fsdp, then a colon and the backend. It finds the
-others by torchrun's variables. A line "N" on FIFO_BASE + RANK + ".commands" makes N steps; the answer is one line of N times
+KIND is ddp, none (DistributedDataParallel whose hook exchanges nothing) or fsdp, then a colon and the backend. OPTIMIZER is sgd
+(with momentum) or adamw. It finds the others by torchrun's variables. A line "N" on FIFO_BASE + RANK + ".commands" makes N steps; the answer is one line of N times
 in nanoseconds. "end" ends it, and its answer is the sum of the parameters.
 """
 import json
@@ -17,6 +17,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from compute_models import make
+
+OPTIMIZERS = {"sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9), "adamw": torch.optim.AdamW}
 
 
 def empty_hook(_, bucket):
@@ -43,7 +45,7 @@ def whole(parameter):
 
 def main():
     kind, backend = sys.argv[1].split(":")
-    name, batch, sizes, fifo = sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4]), sys.argv[5]
+    name, batch, sizes, fifo = sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4]), sys.argv[6]
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if backend == "fake":  # PyTorch's own group that exchanges nothing
         from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -54,7 +56,7 @@ def main():
     torch.manual_seed(0)
     make_model, data = make(name, sizes)
     model = parallel(kind, make_model())
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = OPTIMIZERS[sys.argv[5]](model.parameters())
     order = torch.Generator().manual_seed(rank)
     with open(f"{fifo}{rank}.commands") as commands, open(f"{fifo}{rank}.replies", "w") as replies:
         for command in commands:

@@ -1,21 +1,28 @@
 """The step of an unchanged script of torch.distributed on two ranks: over gloo, over dtrain, and under `dtrain run --as-is`.
 
-    distributed_step.py BIN [--json] [--quick] [--seconds N] [--models mlp,cnn,gpt] [--collectives]
+    distributed_step.py BIN [--json] [--quick] [--seconds N] [--models mlp,mlp_adamw,fsdp,cnn,gpt] [--no-collectives]
 
-All contestants live at once and take turns of some steps; who has no turn waits. A step is that of its slowest rank. Prints
-medians in milliseconds, and ratios: MODEL_ratio is the step over gloo to that over dtrain, MODEL_as_is_ratio the step over gloo
-to that under `dtrain run --as-is`; mlp_limit is what an exchange that takes no time would bring (DDP with a hook that exchanges
-nothing). fsdp_ratio is FSDP2 over gloo to FSDP2 over dtrain, and fsdp_of_fake the step over dtrain to that over PyTorch's
-"fake" group, which exchanges nothing. same_weights: whether the weights over gloo and over dtrain have the same sum at the end.
---collectives: medians in microseconds of operations of 2 KB to 25 MB on ordinary memory, in turns in the same processes.
+All contestants of a model live at once and take turns of some steps; who has no turn waits. A step is that of its slowest rank. Prints
+medians in milliseconds, and ratios: MODEL_ratio is the step over gloo to that over dtrain, MODEL_as_is_ratio the step over gloo to that
+under `dtrain run --as-is`, and MODEL_plain_ratio the same with --plain; MODEL_limit is what an exchange that takes no time would bring
+(DDP with a hook that exchanges nothing). fsdp_ratio is FSDP2 over gloo to FSDP2 over dtrain, and fsdp_of_fake the step over dtrain to
+that over PyTorch's "fake" group, which exchanges nothing. MODEL_same_weights: whether the weights over gloo and over dtrain have the same
+sum at the end. mlp and fsdp have SGD with momentum and 64 samples, mlp_adamw AdamW and 32.
+
+`collectives`: medians in microseconds of operations of 2 KB to 25 MB on ordinary memory, gloo and dtrain in turns in the same processes
+(`registered_us`: an all-reduce of memory from the group), and Open MPI in processes of its own where there is one. The ranks of a
+process group meet before each operation.
 """
 import argparse
 import contextlib
+import ctypes
+import itertools
 import json
 import multiprocessing
 import os
 import runpy
 import select
+import shutil
 import socket
 import statistics
 import subprocess
@@ -32,12 +39,20 @@ sys.path.insert(0, str(HERE))
 PYTHON = os.environ.get("DTRAIN_PEERS_PYTHON", str(HERE.parents[1] / ".deps/peers/bin/python"))
 RANKS = 2
 FORK = multiprocessing.get_context("fork")
-# The model of compute_models.py, samples of a rank in a batch, steps of a turn, sizes.
+MLP = {"width": 2048, "depth": 6}
+# Name of a contestant, kind, and how `dtrain run` starts it (None: torchrun's variables alone).
+DDP = [("gloo", "ddp:gloo", None), ("dtrain", "ddp:dtrain", None)]
+AS_IS = ("as_is", "ddp:gloo", ["--as-is"])
+PLAIN = ("plain", "ddp:gloo", ["--as-is", "--plain"])
+# The model of compute_models.py, samples of a rank in a batch, optimizer, steps of a turn, sizes, contestants.
 MODELS = {
-    "mlp": ("mlp", 32, 4, {"width": 2048, "depth": 6}),
-    "cnn": ("fashion_cnn", 64, 12, {}),
-    "gpt": ("gpt", 4, 4, {"tokens": 8192, "length": 128, "layers": 6, "heads": 5, "width": 320}),
+    "mlp": ("mlp", 64, "sgd", 4, MLP, [*DDP, ("none", "none:gloo", None), AS_IS, PLAIN]),
+    "mlp_adamw": ("mlp", 32, "adamw", 4, MLP, [*DDP, ("none", "none:gloo", None), AS_IS]),
+    "fsdp": ("mlp", 64, "sgd", 4, MLP, [("gloo", "fsdp:gloo", None), ("dtrain", "fsdp:dtrain", None), ("fake", "fsdp:fake", None)]),
+    "cnn": ("fashion_cnn", 64, "adamw", 12, {}, [*DDP, AS_IS, PLAIN]),
+    "gpt": ("gpt", 4, "adamw", 4, {"tokens": 8192, "length": 128, "layers": 6, "heads": 5, "width": 320}, [*DDP, AS_IS, PLAIN]),
 }
+QUICK = ("mlp", "fsdp")
 SIZES = (2 << 10, 64 << 10, 1 << 20, 25 << 20)
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -62,29 +77,29 @@ def become_rank(rank, port, log, arguments, extra):
 
 
 class Contestant:
-    """`kind`: as distributed_script.py has it; `model`: one of MODELS. Under `dtrain run --as-is` if `as_is`."""
+    """`kind`: as distributed_script.py has it; `model`: one of MODELS. `options`: of `dtrain run`, if that starts it."""
 
-    def __init__(self, kind, as_is, folder, model, bin_folder):
-        self.folder = folder / (kind.replace(":", "-") + ("-as-is" if as_is else ""))
+    def __init__(self, name, kind, options, folder, model, bin_folder):
+        self.folder = folder / name
         self.folder.mkdir()
         self.base = f"{self.folder}/"
         self.log = self.folder / "log"
-        name, batch, self.turn, sizes = model
+        name, batch, optimizer, self.turn, sizes, *_ = model
         for rank in range(RANKS):
             os.mkfifo(f"{self.base}{rank}.commands")
             os.mkfifo(f"{self.base}{rank}.replies")
-        self.start([str(HERE / "distributed_script.py"), kind, name, str(batch), json.dumps(sizes), self.base], as_is, bin_folder)
+        self.start([str(HERE / "distributed_script.py"), kind, name, str(batch), json.dumps(sizes), optimizer, self.base], options, bin_folder)
         self.commands = [os.open(f"{self.base}{rank}.commands", os.O_RDWR) for rank in range(RANKS)]
         self.replies = [os.open(f"{self.base}{rank}.replies", os.O_RDWR) for rank in range(RANKS)]
         self.times = []
 
-    def start(self, script, as_is, bin_folder):
-        if as_is:
+    def start(self, script, options, bin_folder):
+        if options:
             environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
             environment |= {"DTRAIN_PYTHON": PYTHON, "PYTHONPATH": f"{bin_folder.parent / 'python'}:{HERE}",
                             "DTRAIN_STATE_DIR": str(self.folder / "state")}
             self.processes = [subprocess.Popen(
-                [bin_folder / "dtrain", "run", "--as-is", "--slots", str(RANKS), "--run-dir", self.folder / "run", *script],
+                [bin_folder / "dtrain", "run", *options, "--slots", str(RANKS), "--run-dir", self.folder / "run", *script],
                 env=environment, stdout=open(self.log, "w"), stderr=subprocess.STDOUT)]
             return
         port = free_port()
@@ -125,27 +140,16 @@ class Contestant:
             process.kill()
 
 
-def contestants_of(model, quick):
-    """Name, kind, and whether under `dtrain run --as-is`."""
-    contestants = [("gloo", "ddp:gloo", False), ("dtrain", "ddp:dtrain", False)]
-    if model == "mlp":
-        contestants += [("none", "none:gloo", False), ("fsdp_gloo", "fsdp:gloo", False), ("fsdp", "fsdp:dtrain", False),
-                        ("fsdp_fake", "fsdp:fake", False)]
-    return contestants if quick else [*contestants, ("as_is", "ddp:gloo", True)]
-
-
 def measure(model, arguments, seconds):
     with tempfile.TemporaryDirectory(prefix="dtrain-bench-") as folder:
-        contestants = {name: Contestant(kind, as_is, Path(folder), MODELS[model], arguments.bin)
-                       for name, kind, as_is in contestants_of(model, arguments.quick)}
+        contestants = {name: Contestant(name, kind, options, Path(folder), MODELS[model], arguments.bin)
+                       for name, kind, options in MODELS[model][-1]}
         for contestant in contestants.values():
             contestant.steps(6)  # DDP makes its buckets anew in the first ones
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             for contestant in contestants.values():
                 contestant.times += contestant.steps(contestant.turn)[1:]  # the first finds cold caches
-        counts = {len(contestant.times) for contestant in contestants.values()}
-        assert len(counts) == 1, counts  # so that the weights can be compared
         sums = {name: contestant.end() for name, contestant in contestants.items()}
         times = {name: statistics.median(contestant.times) for name, contestant in contestants.items()}
     result = {f"{model}_{name}_ms": round(value, 2) for name, value in times.items()}
@@ -156,11 +160,9 @@ def measure(model, arguments, seconds):
 
     ratio(f"{model}_ratio", "gloo", "dtrain")
     ratio(f"{model}_as_is_ratio", "gloo", "as_is")
+    ratio(f"{model}_plain_ratio", "gloo", "plain")
     ratio(f"{model}_limit", "gloo", "none")
-    if model == "mlp":
-        ratio("fsdp_ratio", "fsdp_gloo", "fsdp")
-        ratio("fsdp_of_fake", "fsdp", "fsdp_fake")
-        result["fsdp_same_weights"] = sums["fsdp"] == sums["fsdp_gloo"]
+    ratio(f"{model}_of_fake", "dtrain", "fake")
     result[f"{model}_same_weights"] = sums["dtrain"] == sums["gloo"]
     return result
 
@@ -177,28 +179,82 @@ def one_collective(operation, group, whole, other, part):
 
 
 def measure_collectives(rank, port, file):
-    """A rank of --collectives, in a fork: gloo and dtrain take turns."""
+    """A rank of the collectives, in a fork: gloo and dtrain take turns."""
     os.sched_setaffinity(0, {rank % os.cpu_count()})
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
-    groups = {"gloo": dist.group.WORLD, "dtrain": dist.new_group(backend="dtrain")}
+    ours = dist.new_group(backend="dtrain")
+    cpu = torch.device("cpu")
     rows = []
-    for operation in OPERATIONS:
-        for size in SIZES:
-            whole, other, part = torch.ones(size // 4), torch.ones(size // 4), torch.ones(size // 4 // RANKS)
-            times = {name: [] for name in groups}
-            for turn in range(30 if size >= 1 << 20 else 200):
-                for name, group in groups.items():
+    for operation, size in itertools.product(OPERATIONS, SIZES):
+        def memory(bytes_of, backend=None):
+            count = bytes_of // 4
+            if backend is None or not backend.supports_tensor_alloc(cpu):
+                return torch.ones(count)
+            return backend.allocate_tensor(count, dtype=torch.float32, device=cpu).fill_(1)
+
+        def of(group, backend=None):
+            return group, (memory(size, backend), memory(size, backend), memory(size // RANKS, backend))
+
+        subjects = {"gloo": of(dist.group.WORLD), "dtrain": of(ours)}
+        if operation == "all_reduce":
+            subjects["registered"] = of(ours, ours._get_backend(cpu))
+        times = {name: [] for name in subjects}
+        turns, of_a_turn = (6, 2) if size > 1 << 20 else (8, 8)
+        for _ in range(turns):
+            for name, (group, tensors) in subjects.items():
+                for turn in range(of_a_turn + 1):
+                    dist.barrier(group=group)
                     began = time.perf_counter_ns()
-                    one_collective(operation, group, whole, other, part)
-                    if turn >= 5:
+                    one_collective(operation, group, *tensors)
+                    if turn > 0:  # the first finds the caches full of another's data
                         times[name].append((time.perf_counter_ns() - began) / 1e3)
-            medians = {name: statistics.median(values) for name, values in times.items()}
-            rows.append({"op": operation, "bytes": size, **{f"{name}_us": round(value, 1) for name, value in medians.items()},
-                         "ratio": round(medians["gloo"] / medians["dtrain"], 2)})
+        medians = {name: statistics.median(values) for name, values in times.items()}
+        rows.append({"op": operation, "bytes": size, **{f"{name}_us": round(value, 1) for name, value in medians.items()},
+                     "ratio": round(medians["gloo"] / medians["dtrain"], 2)})
     if rank == 0:
         Path(file).write_text(json.dumps(rows))
     dist.destroy_process_group()
+
+
+def measure_mpi(file):
+    """A rank of Open MPI's collectives, started by mpirun. MPI's functions and objects are those of its library."""
+    mpi = ctypes.CDLL("libmpi.so.40", mode=ctypes.RTLD_GLOBAL)
+    world, real, add = (ctypes.byref(ctypes.c_char.in_dll(mpi, f"ompi_mpi_{name}")) for name in ("comm_world", "float", "op_sum"))
+    assert mpi.MPI_Init(None, None) == 0
+    in_place = ctypes.c_void_p(1)
+    rows = []
+    for operation, size in itertools.product(OPERATIONS, SIZES):
+        whole, other = ctypes.create_string_buffer(size), ctypes.create_string_buffer(size)
+        count, part = size // 4, size // 4 // RANKS
+        calls = {"all_reduce": lambda: mpi.MPI_Allreduce(in_place, whole, count, real, add, world),
+                 "all_gather": lambda: mpi.MPI_Allgather(other, part, real, whole, part, real, world),
+                 "reduce_scatter": lambda: mpi.MPI_Reduce_scatter_block(whole, other, part, real, add, world),
+                 "all_to_all": lambda: mpi.MPI_Alltoall(other, part, real, whole, part, real, world)}
+        times = []
+        for turn in range(15 if size > 1 << 20 else 80):
+            mpi.MPI_Barrier(world)
+            began = time.perf_counter_ns()
+            assert calls[operation]() == 0
+            if turn >= 3:
+                times.append((time.perf_counter_ns() - began) / 1e3)
+        rows.append(round(statistics.median(times), 1))
+    if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+        Path(file).write_text(json.dumps(rows))
+    mpi.MPI_Finalize()
+
+
+def mpi_medians(file):
+    """Of the rows' operations in their order; empty where there is no Open MPI."""
+    mpirun = shutil.which("mpirun")
+    if not mpirun or subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout.find("Open MPI") < 0:
+        return []
+    ended = subprocess.run([mpirun, "--allow-run-as-root", "--bind-to", "core", "-n", str(RANKS), sys.executable,
+                            __file__, "--mpi-rank", file], capture_output=True, text=True)
+    if ended.returncode:
+        print(f"Open MPI: {ended.stderr[-500:]}", file=sys.stderr)
+        return []
+    return json.loads(Path(file).read_text())
 
 
 def collectives():
@@ -209,30 +265,36 @@ def collectives():
             process.start()
         for process in ranks:
             process.join()
-        return json.loads(Path(file).read_text())
+        rows = json.loads(Path(file).read_text())
+        for row, median in zip(rows, mpi_medians(f"{folder}/mpi")):
+            row["openmpi_us"] = median
+        return rows
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bin", type=lambda text: Path(text).resolve())
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="the MLP, without --as-is")
+    parser.add_argument("--quick", action="store_true", help="mlp, fsdp and collectives alone")
     parser.add_argument("--seconds", type=float, help="of turns, for each model")
-    parser.add_argument("--models", default="")
-    parser.add_argument("--collectives", action="store_true")
+    parser.add_argument("--models", type=lambda text: text.split(","), help="empty: none")
+    parser.add_argument("--no-collectives", action="store_true")
     arguments = parser.parse_args()
     sys.path.insert(0, str(arguments.bin.parent / "python"))
     import dtrain.distributed  # noqa: F401
 
     result = {}
-    if arguments.collectives:
+    if not arguments.no_collectives:  # first, because a fork of a process that has computed lacks its threads
         result["collectives"] = collectives()
-    for model in arguments.models.split(",") if arguments.models else ["mlp"] if arguments.quick else list(MODELS):
-        found = measure(model, arguments, arguments.seconds or (15 if arguments.quick else 30))
+    for model in filter(None, arguments.models if arguments.models is not None else QUICK if arguments.quick else MODELS):
+        found = measure(model, arguments, arguments.seconds or (8 if arguments.quick else 30))
         print(model, found, file=sys.stderr, flush=True)
         result |= found
     print(json.dumps(result) if arguments.json else "\n".join(f"{name} {value}" for name, value in result.items()))
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--mpi-rank"]:
+        measure_mpi(sys.argv[2])
+    else:
+        main()

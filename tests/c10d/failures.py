@@ -12,6 +12,7 @@ import tempfile
 import time
 import unittest
 
+import at_once
 import group_ranks
 import torch
 import torch.distributed as dist
@@ -148,11 +149,14 @@ def of_freed_memory(rank: int) -> str:
 
 def waits_a_moment(rank: int) -> str:
     """A deadline of wait() ends the wait, and not the group."""
-    tensor = torch.ones(3)
+    tensor, store = torch.ones(3), dist.distributed_c10d._get_default_store()
     if rank == 1:
-        time.sleep(0.6)
+        store.wait(["has waited"])
     work = dist.all_reduce(tensor, async_op=True)
-    text = text_of(work.wait, datetime.timedelta(milliseconds=200)) if rank == 0 else ""
+    text = ""
+    if rank == 0:
+        text = text_of(work.wait, datetime.timedelta(milliseconds=200))
+        store.set("has waited", "")
     work.wait()
     assert tensor.tolist() == [2.0] * 3
     return text
@@ -238,7 +242,7 @@ class Failures(unittest.TestCase):
             self.assertLess(seconds, LIMIT)
 
     def test_a_killed_rank_whose_child_lives_is_named(self) -> None:
-        text, seconds = group_ranks.run_all(2, killed_with_a_child)[0].result
+        text, seconds = group_ranks.run_all(2, killed_with_a_child, dying=(1,))[0].result
         self.assertIn("rank 1", text)
         self.assertLess(seconds, LIMIT)
 
@@ -262,7 +266,7 @@ class Failures(unittest.TestCase):
         self.assertIn("imed out", second)
 
     def test_a_stopped_rank_is_named(self) -> None:
-        text = group_ranks.run_all(2, stopped, limit=10)[0].result
+        text = group_ranks.run_all(2, stopped, dying=(1,))[0].result
         self.assertIn("Timed out after 5", text)
         self.assertIn("missing: rank 1 has not entered it (stopped: no heartbeats)", text)
         self.assertIn(f"last collective of rank 1: barrier #1, {line_of(stopped, 'dist.barrier')} (complete)", text)
@@ -320,4 +324,4 @@ class Failures(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)
+    at_once.main()

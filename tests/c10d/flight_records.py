@@ -6,13 +6,12 @@ import datetime
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 import unittest
 from pathlib import Path
 
+import at_once
 import group_ranks
 import torch
 import torch.distributed as dist
@@ -131,10 +130,7 @@ class FlightRecords(unittest.TestCase):
         self.assertIn(f"dtrain:all_reduce #2, flight_records.py:{line_of(hangs, 'torch.ones(7)')}: Timed out after 1", error)
         self.assertIn(f"last collective of rank 1: all_reduce #1, flight_records.py:{last} (complete)", error)
         self.assertIn(f"record of the last operations: {self.prefix}*", error)
-        done = subprocess.run([sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", self.folder / "records", "-p", "rank_"],
-                              capture_output=True, text=True)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        found = done.stdout + done.stderr
+        found = self.analysis()
         self.assertIn("Not all ranks joining collective, sequence number: 2", found)
         self.assertIn("those that fail", found)
         self.assertIn("collective: dtrain:all_reduce", found)
@@ -194,4 +190,4 @@ class FlightRecords(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)
+    at_once.main()

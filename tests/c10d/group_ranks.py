@@ -61,8 +61,10 @@ def _rank(function: Callable[..., Any], arguments: tuple, rank: int, size: int, 
     os._exit(code)
 
 
-def run_all(size: int, function: Callable[..., Any], *arguments: Any, backend: str | None = "dtrain", limit: float = 110) -> list[Ended]:
-    """Calls function(rank, *arguments) on each rank. How each has ended."""
+def run_all(size: int, function: Callable[..., Any], *arguments: Any, backend: str | None = "dtrain", limit: float = 110,
+            dying: tuple[int, ...] = ()) -> list[Ended]:
+    """Calls function(rank, *arguments) on each rank. How each has ended. The ranks `dying` give no result, and are killed when the others
+    have ended."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         ranks = []
@@ -73,13 +75,18 @@ def run_all(size: int, function: Callable[..., Any], *arguments: Any, backend: s
             theirs.close()
             ranks.append((process, ours))
         ended = []
-        for process, pipe in ranks:
+        for rank, (_, pipe) in enumerate(ranks):
+            if rank in dying:
+                ended.append(Ended(-1, None, "it was to die", 0))
+                continue
             try:
                 left = max(0.0, limit - (time.monotonic() - began))
                 code, result, error = pickle.loads(pipe.recv_bytes()) if pipe.poll(left) else (-1, None, "no end in time")
             except EOFError:
                 code, result, error = -1, None, "the process has died"
             ended.append(Ended(code, result, error, time.monotonic() - began))
+        for rank in dying:
+            ranks[rank][0].kill()
         for process, _ in ranks:
             process.join(5)
             if process.is_alive():

@@ -2,12 +2,16 @@
 
     operations.py BUILD/bin [TestCase.test]
 """
+import importlib
+import sys
+import tempfile
 import unittest
 import warnings
 
 import group_ranks
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 warnings.filterwarnings("ignore")
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -340,6 +344,26 @@ def groups(rank: int) -> None:
     dist.all_reduce(y, group=second)
 
 
+def memory_of_fsdp2(rank: int, store: str, is_loaded_before: bool) -> list[str]:
+    """Who gives the memory of FSDP2's collectives over dtrain, where the script asks for PyTorch's, and over gloo."""
+    loaded = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+    if is_loaded_before:
+        importlib.import_module(loaded)
+    dist.init_process_group("dtrain", init_method=store, rank=rank, world_size=2, timeout=group_ranks.TIMEOUT)
+    assert (loaded in sys.modules) == is_loaded_before
+    from torch.distributed.fsdp import fully_shard
+
+    def givers(module: torch.nn.Module) -> list[str]:
+        group, = module._get_fsdp_state()._fsdp_param_groups
+        return [type(one).__name__ for one in (group._all_gather_comm, group._reduce_scatter_comm)]
+
+    module = fully_shard(torch.nn.Linear(4, 4))
+    seen = givers(module)
+    module.set_allocate_memory_from_process_group_for_comm(False)
+    gloo = DeviceMesh.from_group(dist.new_group(backend="gloo"), "cpu")
+    return [*seen, *givers(module), *givers(fully_shard(torch.nn.Linear(4, 4), mesh=gloo))]
+
+
 class Operations(unittest.TestCase):
     def check(self, function: object, *sizes: int) -> None:
         for size in sizes or (1, 2, 3, 4):
@@ -388,6 +412,13 @@ class Operations(unittest.TestCase):
             self.assertIn("PRODUCT on complex tensors", texts[0])  # PyTorch refuses it before
             self.assertIn("AVG is not defined for Bool", texts[1])
             self.assertIn("BAND is not defined for Float", texts[2])
+
+    def test_fsdp2_copies_nothing(self) -> None:
+        of_group, of_torch = (["ProcessGroupAllocAllGather", "ProcessGroupAllocReduceScatter"], ["DefaultAllGather", "DefaultReduceScatter"])
+        for is_loaded_before in (False, True):
+            with tempfile.TemporaryDirectory() as folder:
+                for seen in group_ranks.run(2, memory_of_fsdp2, f"file://{folder}/store", is_loaded_before, backend=None):
+                    self.assertEqual(seen, of_group + of_torch + of_torch)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import warnings
 
 import group_ranks
 import torch
+import torch._dynamo  # once, and not in each rank: the first optimizer imports it, which takes seconds
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
