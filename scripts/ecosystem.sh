@@ -38,11 +38,12 @@ install_wheels() {
 
 # DIR: 1 where the public scripts are wanted.
 install() {
-  local site
+  local packages
   scripts/setup.sh test-wheels
   [ -x "$folder/bin/python" ] || /usr/bin/python3 -m venv "$folder"
-  site=$(echo "$folder"/lib/python3.*/site-packages)
-  echo "$PWD/$(echo .deps/peers/lib/python3.*/site-packages)" >"$site/peers.pth"
+  packages=$(cd "$folder" && echo lib/python3.*/site-packages)
+  # Relative to the file's folder, so that it stays right where the checkout is moved.
+  echo "../../../../peers/$packages" >"$folder/$packages/peers.pth"
   install_wheels libraries "${library_wheels[@]}"
   DS_BUILD_OPS=0 DS_ACCELERATOR=cpu install_wheels deepspeed "${source_wheels[@]}"
   if [ "${1:-}" = public ]; then install_wheels public "${public_wheels[@]}"; fi
