@@ -16,7 +16,7 @@ readonly library_wheels=(accelerate==1.15.0 transformers==5.24.0 tokenizers==0.2
   httpx2==2.16.2 httpcore2==2.16.2 truststore==0.10.5 anyio==4.16.0 h11==0.16.0 typer==0.29.2 click==8.5.1 shellingham==1.5.4 rich==15.0.0
   markdown-it-py==4.3.0 mdurl==0.1.2 Pygments==2.21.0 annotated-doc==0.0.7
   pydantic==2.14.4 pydantic_core==2.50.5 annotated-types==0.8.0 typing-inspection==0.4.5 einops==0.8.2 hjson==3.1.0 msgpack==1.2.4
-  py-cpuinfo==9.0.0 ninja==1.13.2)
+  py-cpuinfo==9.0.0 ninja==1.13.2 torchdata==0.11.0)
 # A source distribution, whose build asks for torch.
 readonly source_wheels=(deepspeed==0.19.8)
 # What the public scripts import.
