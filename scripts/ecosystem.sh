@@ -16,7 +16,7 @@ readonly library_wheels=(accelerate==1.15.0 transformers==5.24.0 tokenizers==0.2
   httpx2==2.16.2 httpcore2==2.16.2 truststore==0.10.5 anyio==4.16.0 h11==0.16.0 typer==0.29.2 click==8.5.1 shellingham==1.5.4 rich==15.0.0
   markdown-it-py==4.3.0 mdurl==0.1.2 Pygments==2.21.0 annotated-doc==0.0.7
   pydantic==2.14.4 pydantic_core==2.50.5 annotated-types==0.8.0 typing-inspection==0.4.5 einops==0.8.2 hjson==3.1.0 msgpack==1.2.4
-  py-cpuinfo==9.0.0 ninja==1.13.2)
+  py-cpuinfo==9.0.0 ninja==1.13.2 torchdata==0.11.0)
 # A source distribution, whose build asks for torch.
 readonly source_wheels=(deepspeed==0.19.8)
 # What the public scripts import.
@@ -38,11 +38,12 @@ install_wheels() {
 
 # DIR: 1 where the public scripts are wanted.
 install() {
-  local site
+  local packages
   scripts/setup.sh test-wheels
   [ -x "$folder/bin/python" ] || /usr/bin/python3 -m venv "$folder"
-  site=$(echo "$folder"/lib/python3.*/site-packages)
-  echo "$PWD/$(echo .deps/peers/lib/python3.*/site-packages)" >"$site/peers.pth"
+  packages=$(cd "$folder" && echo lib/python3.*/site-packages)
+  # Relative to the file's folder, so that it stays right where the checkout is moved.
+  echo "../../../../peers/$packages" >"$folder/$packages/peers.pth"
   install_wheels libraries "${library_wheels[@]}"
   DS_BUILD_OPS=0 DS_ACCELERATOR=cpu install_wheels deepspeed "${source_wheels[@]}"
   if [ "${1:-}" = public ]; then install_wheels public "${public_wheels[@]}"; fi

@@ -40,8 +40,18 @@ class Place:
             output, _ = process.communicate(timeout=LIMIT)
             return process.returncode, output
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return "hangs", process.communicate()[0]
+            return "hangs", self._end(process)
+
+    @staticmethod
+    def _end(process: subprocess.Popen) -> str:
+        """torchrun's ranks are in sessions of their own: it ends them itself, if it is asked to."""
+        for deadly, patience in ((signal.SIGTERM, 60), (signal.SIGKILL, 10)):
+            os.killpg(process.pid, deadly)
+            try:
+                return process.communicate(timeout=patience)[0]
+            except subprocess.TimeoutExpired:
+                pass
+        return "some of its processes hold its output"
 
 
 def torchrun(ranks: int, script: Path | str, *arguments: object) -> list:
