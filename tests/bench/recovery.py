@@ -38,13 +38,13 @@ MLP = {"features": 2048, "width": 2048, "depth": 7, "learning_rate": 0.01}
 OFF = "recovery.interval=0"  # no states in memory
 
 
-def records(path):
-    """The objects of a file of lines; a last line that is not whole is none."""
+def records(path, *words):
+    """The objects of a file of lines, of those with one of the words; a last line that is not whole is none."""
     if not path.is_file():
         return
     with open(path, errors="replace") as lines:
         for line in lines:
-            if line.endswith("\n"):
+            if line.endswith("\n") and (not words or any(word in line for word in words)):
                 yield json.loads(line)
 
 
@@ -56,7 +56,7 @@ def wait_until(condition, what):
             return value
         if time.monotonic() > end:
             raise TimeoutError(f"{what} did not happen in {PATIENCE} s")
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 
 def experiment(case, ranks, folder):
@@ -96,7 +96,7 @@ class Ours:
                                          stdout=open(self.log, "w"), stderr=subprocess.STDOUT)
 
     def events(self, name):
-        return [event for event in records(self.run / "events.jsonl") if event["event"] == name]
+        return list(records(self.run / "events.jsonl", f'"event":"{name}"'))
 
     def attempts(self):
         if self.launcher.poll() is not None:
@@ -108,7 +108,7 @@ class Ours:
         result = []
         for dump in sorted(profile.glob("rank-*.jsonl")):
             ends = {}
-            for record in records(dump):
+            for record in records(dump, '"record":"step"', '"record":"window"'):
                 if record["record"] == "step":
                     ends[record["batch"]] = record["start_ns"] + record["wall_ns"]
                 elif record["record"] == "window":

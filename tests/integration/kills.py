@@ -11,11 +11,14 @@ rank, also where a batch was done again. Nothing is left behind: no process, no 
 useful time is printed, and must be at least --least-useful.
 """
 import argparse
+import atexit
 import collections
+import contextlib
 import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -47,6 +50,7 @@ class Launch:
         (folder / "private").mkdir(mode=0o700)
         command = [build.program("dtrain"), "launch", str(file), "--run-dir", str(folder / "run")]
         self.log = folder / "log"
+        atexit.register(self.end)
         self.process = subprocess.Popen(
             command, env=environment(DTRAIN_STATE_DIR=self.state, XDG_RUNTIME_DIR=str(folder / "private")),
             stdin=subprocess.DEVNULL, stdout=open(self.log, "w"), stderr=subprocess.STDOUT)
@@ -64,6 +68,12 @@ class Launch:
             except OSError:
                 pass  # it has ended, or is another user's
         return found
+
+    def end(self):
+        """Nothing of a run that hangs stays."""
+        for pid in [self.process.pid, *self.processes()] if not self.has_ended() else []:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def has_ended(self):
         return self.process.poll() is not None
@@ -133,12 +143,11 @@ class Faults:
 
 
 def rate(build, folder, arguments):
-    """Batches a second of an undisturbed run."""
-    launch = Launch(build, folder, experiment(build, folder, arguments, 300))
+    """Batches a second of an undisturbed run, by the median batch."""
+    launch = Launch(build, folder, experiment(build, folder, arguments, 200))
     launch.wait()
-    events = [json.loads(line) for line in (folder / "run" / "profile" / "rank-0000.jsonl").read_text().splitlines()]
-    parts = {event["part"]: event for event in events if event["record"] == "part"}
-    return 300 / ((parts["loop"]["end_ns"] - parts["loop"]["start_ns"]) / 1e9)
+    records = [json.loads(line) for line in (folder / "run" / "profile" / "rank-0000.jsonl").read_text().splitlines()]
+    return 1e9 / statistics.median(record["wall_ns"] for record in records if record["record"] == "step")
 
 
 def main():
@@ -152,6 +161,7 @@ def main():
     parser.add_argument("--stop-every", type=float, default=0, help="seconds")
     parser.add_argument("--least-useful", type=float, default=0, help="percent")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     build = Build(arguments.bin, "kills_trial")
     workplace = Workplace("kills")
     print(f"seed {arguments.seed}, a process is killed every {arguments.every:g} s for {arguments.seconds:g} s", flush=True)
