@@ -19,15 +19,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kPage = 4096;
-constexpr std::size_t kLine = 64;
+constexpr std::size_t kMappedPage = 4096;
+constexpr std::size_t kCacheLine = 64;
 constexpr std::string_view kSlotPrefix = ".slot-";
 constexpr std::string_view kSurvivorPrefix = ".survivor-step-";
 
 enum Completion : int { kFree, kUnderWay, kBySurvivor };
 
-constexpr std::size_t whole_pages(std::size_t bytes) {
-  return (bytes + kPage - 1) / kPage * kPage;
+constexpr std::size_t in_whole_pages(std::size_t bytes) {
+  return (bytes + kMappedPage - 1) / kMappedPage * kMappedPage;
 }
 
 [[noreturn]] void fail(const std::string& what, const fs::path& path) {
@@ -86,12 +86,12 @@ std::string free_name(const fs::path& folder) {
 
 struct GenerationBoard::Header {
   std::uint64_t ranks = 0, own_bytes = 0;
-  alignas(kLine) std::atomic<int> turn{0};
+  alignas(kCacheLine) std::atomic<int> turn{0};
   std::atomic<std::int64_t> newest{-1};
-  alignas(kLine) std::atomic<int> completion{kFree};
+  alignas(kCacheLine) std::atomic<int> completion{kFree};
 };
 
-struct alignas(kLine) GenerationBoard::Rank {
+struct alignas(kCacheLine) GenerationBoard::Rank {
   std::atomic<std::uint64_t> written{0}, failed{0};
   struct Published {
     std::atomic<std::int64_t> batch{-1};
@@ -103,9 +103,9 @@ struct alignas(kLine) GenerationBoard::Rank {
 };
 
 SharedMemory GenerationBoard::create(int ranks, std::size_t own_bytes) {
-  const std::size_t own = whole_pages(own_bytes);
+  const std::size_t own = in_whole_pages(own_bytes);
   const auto count = static_cast<std::size_t>(ranks);
-  const std::size_t before = whole_pages(sizeof(Header) + count * sizeof(Rank));
+  const std::size_t before = in_whole_pages(sizeof(Header) + count * sizeof(Rank));
   SharedMemory memory = SharedMemory::create("generations", before + 2 * count * own);
   auto* const header = new (memory.data()) Header{};
   header->ranks = count;
@@ -127,7 +127,7 @@ GenerationBoard::Rank& GenerationBoard::of(int rank) const {
 
 std::byte* GenerationBoard::buffer(int rank, int which) const {
   const auto number = 2 * static_cast<std::size_t>(rank) + static_cast<std::size_t>(which);
-  return memory_.data() + whole_pages(sizeof(Header) + header().ranks * sizeof(Rank)) + number * header().own_bytes;
+  return memory_.data() + in_whole_pages(sizeof(Header) + header().ranks * sizeof(Rank)) + number * header().own_bytes;
 }
 
 int GenerationBoard::ranks() const {
@@ -206,21 +206,21 @@ std::optional<GenerationBoard::Publication> GenerationBoard::published(int rank,
 
 GenerationSlot::GenerationSlot(const fs::path& folder, const std::string& name, std::size_t model_bytes,
                                std::size_t optimizer_bytes)
-    : folder_(open_folder(folder / name)), bytes_(whole_pages(model_bytes) + whole_pages(optimizer_bytes)) {
+    : folder_(open_folder(folder / name)), bytes_(in_whole_pages(model_bytes) + in_whole_pages(optimizer_bytes)) {
   void* const place = ::mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (place == MAP_FAILED) fail("map", folder / name);
   data_ = static_cast<std::byte*>(place);
   const auto map = [&](const char* file, std::size_t bytes, std::byte* to) {
     const UniqueFd fd(::openat(folder_.get(), file, O_RDWR | O_CLOEXEC));
-    const bool mapped =
-        fd && ::mmap(to, whole_pages(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd.get(), 0) != MAP_FAILED;
+    const bool mapped = fd && ::mmap(to, in_whole_pages(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                                     fd.get(), 0) != MAP_FAILED;
     if (mapped) return;
     const int code = errno;
     ::munmap(data_, bytes_);
     throw SystemError("cannot map " + (folder / name / file).string(), code);
   };
   map(kModelFile, model_bytes, data_);
-  map(kOptimizerFile, optimizer_bytes, data_ + whole_pages(model_bytes));
+  map(kOptimizerFile, optimizer_bytes, data_ + in_whole_pages(model_bytes));
 }
 
 GenerationSlot::GenerationSlot(GenerationSlot&& other) noexcept
@@ -234,7 +234,7 @@ GenerationSlot::~GenerationSlot() {
 
 void GenerationSlot::prefault(std::size_t offset, std::size_t bytes) const {
   constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14; without it the first copy maps the pages
-  const std::size_t begin = offset / kPage * kPage, end = std::min(whole_pages(offset + bytes), bytes_);
+  const std::size_t begin = offset / kMappedPage * kMappedPage, end = std::min(in_whole_pages(offset + bytes), bytes_);
   if (begin < end) ::madvise(data_ + begin, end - begin, kPopulateWrite);
 }
 

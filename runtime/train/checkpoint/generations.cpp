@@ -14,7 +14,7 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-constexpr double kShareOfTime = 0.01;
+constexpr double kShareForStates = 0.01;
 constexpr double kShareAfterFault = 0.05;
 constexpr Seconds kShortest{1}, kLongest{600}, kFirstAfterFault{0.25};
 constexpr double kShareOfBatch = 0.005;  // for publications
@@ -88,7 +88,7 @@ bool Generations::wanted() const {
 // then it gets further even if faults come every few seconds. The first does not wait for an update, either.
 Seconds Generations::interval() const {
   const auto asked = session_.experiment().recovery.seconds_between_states();
-  const Seconds usual = asked ? Seconds(*asked) : std::clamp(Seconds(cost_s_ / kShareOfTime), kShortest, kLongest);
+  const Seconds usual = asked ? Seconds(*asked) : std::clamp(Seconds(cost_s_ / kShareForStates), kShortest, kLongest);
   if (session_.resume_from().empty()) return usual;
   if (taken_ == 0) return Seconds(0);
   const Seconds early = kFirstAfterFault * static_cast<double>(std::int64_t{1} << std::min(taken_ - 1, 20));
