@@ -185,6 +185,20 @@ TEST(Standby, IsNotThereWhereItIsSwitchedOff) {
   EXPECT_FALSE(slow.has("standby_started"));
 }
 
+// Rank 1 dies. Rank 0 says that it saves, takes longer than a rank gets otherwise, and is done.
+TEST(Restart, ARankThatSavesAfterAFailureHasTime) {
+  const TemporaryFolder folder;
+  const fs::path program = folder.path() / "saves", saved = folder.path() / "saved";
+  std::ofstream(program) << "#!/bin/sh\nprintf '{\"type\":\"state\",\"state\":\"started\"}' >&3\nsleep 0.3\n"
+                         << "[ $DTRAIN_RANK = 1 ] && kill -9 $$\nsleep 0.2\nprintf '{\"type\":\"saving\"}' >&3\n"
+                         << "sleep 1.5\ntouch " << saved << "\n";
+  fs::permissions(program, fs::perms::owner_all);
+  TestRun run({.entrypoint = program});
+  EXPECT_EQ(run.launch().wait().describe(), "exit status 1");
+  EXPECT_TRUE(fs::exists(saved));
+  run.expect_nothing_left();
+}
+
 // The run is further than its beginning, whatever can be read of it: nobody begins anew, and nothing is deleted.
 TEST(Restart, DoesNotBeginAnewWhereNoCheckpointCanBeRead) {
   for (const bool for_a_moment : {false, true}) {

@@ -31,10 +31,13 @@ ProcessOptions without_own_parts(ProcessOptions rank) {
 }  // namespace
 
 Standby::Started Standby::start(const ProcessOptions& rank) {
-  if (!first_rank_) first_rank_ = without_own_parts(rank);
+  const bool is_first = !first_rank_ || due_;  // of an attempt
   due_.reset();
+  if (is_first) first_rank_ = without_own_parts(rank);
   if (nursery_) {
     if (auto process = nursery_->start(rank)) return {*std::move(process), true};
+    // The ranks were placed anew, each on another number of cores.
+    if (is_first && nursery_->look() == Nursery::State::kReady) nursery_.reset();
   }
   return {Process::start(rank)};
 }
