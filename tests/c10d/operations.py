@@ -255,7 +255,7 @@ def works(rank: int) -> None:
 
 
 def futures_of_ended_works(rank: int) -> None:
-    """Whoever has seen an operation end finds its future complete: also in a backward pass, at whose end futures are completed otherwise."""
+    """Whoever has seen an operation end finds its future complete, also in a backward pass, at whose end others are completed."""
     seen = []
 
     def look(gradient: torch.Tensor) -> None:
