@@ -17,6 +17,8 @@ part "which of two links is taken, and what the doctor says of both"
 $hosts with 1gbit,100mbit "$python" -B tests/integration/network.py "$bin/.."
 part "pods that start in any order, whose names resolve 20 s late"  # `pods.py BIN Soak` alone does it 20 times
 POD_RUNS=${POD_RUNS:-2} $hosts with unshaped "$python" -B tests/integration/pods.py "$bin" Soak
+part "torch.distributed between hosts: gloo's bits, all operations, a rank or a host that is lost"
+$hosts with unshaped "$python" -B tests/c10d/hosts.py "$bin"
 part "launching, collecting, failing, losing a host"
 $hosts with unshaped "$python" -B tests/integration/cluster.py "$bin"
 slurm=$(mktemp -d "${TMPDIR:-/tmp}/dtrain-slurm-XXXXXX")

@@ -416,11 +416,11 @@ std::unique_ptr<Communicator> make_hierarchical_communicator(ControlPlane& contr
 }
 
 std::unique_ptr<Communicator> HierarchicalBackend::make(const BackendParts& parts) const {
-  const auto over_shm = [&](ControlPlane& some, const std::vector<int>& members) {
-    return ShmBackend().make({some, members, parts.mpi, parts.address, parts.options});
+  const auto over_shm = [&](ControlPlane& some, const std::vector<int>& ranks) {
+    return ShmBackend().make({some, numbers_in_run(ranks, parts.members), parts.mpi, parts.address, parts.options});
   };
-  const auto over_mpi = [&](ControlPlane& some, const std::vector<int>& members) {
-    return MpiBackend().make({some, members, parts.mpi, parts.address, parts.options});
+  const auto over_mpi = [&](ControlPlane& some, const std::vector<int>& ranks) {
+    return MpiBackend().make({some, numbers_in_run(ranks, parts.members), parts.mpi, parts.address, parts.options});
   };
   return make_hierarchical_communicator(parts.control, over_shm, over_mpi, parts.options);
 }

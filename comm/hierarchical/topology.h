@@ -31,4 +31,12 @@ struct Placement {
   std::size_t ranks() const { return host_of.size(); }
 };
 
+// Returns the numbers in the run of some ranks of a control plane, of which rank i is rank members[i] of the run;
+// without members, rank i.
+inline std::vector<int> numbers_in_run(std::vector<int> ranks, const std::vector<int>& members) {
+  if (members.empty()) return ranks;
+  for (int& rank : ranks) rank = members[static_cast<std::size_t>(rank)];
+  return ranks;
+}
+
 }  // namespace dtrain::comm

@@ -41,9 +41,7 @@ std::shared_ptr<RingMemory> share_memory(const BackendParts& parts, const std::v
   if (ranks == 1) return std::make_shared<RingMemory>(make(), 1, 0);
   const std::string name = "mailbox/" + plan.id + "/" + std::to_string(here.front());
   ControlSubgroup host(parts.control, name, here);
-  std::vector<int> names;
-  for (const int rank : here) names.push_back(members[static_cast<std::size_t>(rank)]);
-  SharedMemory memory = share_on_host(host, name, make, names, HostAccess::kWrite);
+  SharedMemory memory = share_on_host(host, name, make, numbers_in_run(here, members), HostAccess::kWrite);
   const std::size_t me = plan.placement.index_of[static_cast<std::size_t>(world.rank)];
   return std::make_shared<RingMemory>(std::move(memory), ranks, static_cast<int>(me));
 }

@@ -204,8 +204,7 @@ std::shared_ptr<Arena> make_arena(ControlPlane& control, const CommunicatorOptio
   const Placement placement(names);
   const std::size_t host = placement.host_of[static_cast<std::size_t>(world.rank)];
   const std::vector<int>& here = placement.hosts[host];
-  std::vector<int> numbers;  // in the run
-  for (const int r : here) numbers.push_back(members.empty() ? r : members[static_cast<std::size_t>(r)]);
+  const std::vector<int> numbers = numbers_in_run(here, members);
   if (placement.hosts.size() == 1) return make_host_arena(control, options, numbers, id);
   ControlSubgroup group(control, id + "/" + std::to_string(host), here);
   return make_host_arena(group, options, numbers, id);

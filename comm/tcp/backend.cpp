@@ -35,11 +35,11 @@ std::unique_ptr<Communicator> make_tcp_communicator(const BackendParts& parts) {
 }  // namespace
 
 std::unique_ptr<Communicator> TcpBackend::make(const BackendParts& parts) const {
-  const auto over_shm = [&](ControlPlane& some, const std::vector<int>& members) {
-    return ShmBackend().make({some, members, parts.mpi, parts.address, parts.options});
+  const auto over_shm = [&](ControlPlane& some, const std::vector<int>& ranks) {
+    return ShmBackend().make({some, numbers_in_run(ranks, parts.members), parts.mpi, parts.address, parts.options});
   };
-  const auto over_tcp = [&](ControlPlane& some, const std::vector<int>& members) {
-    return make_tcp_communicator({some, members, parts.mpi, parts.address, parts.options});
+  const auto over_tcp = [&](ControlPlane& some, const std::vector<int>& ranks) {
+    return make_tcp_communicator({some, numbers_in_run(ranks, parts.members), parts.mpi, parts.address, parts.options});
   };
   const Placement placement(parts.control.gather("comm/tcp/hosts", parts.control.world().host));
   if (placement.most == 1 && placement.ranks() > 1) return make_tcp_communicator(parts);

@@ -158,7 +158,7 @@ void ProgressReport::report(const Progress& progress) {
   const Nanoseconds now = clock_.monotonic();
   Progress full = progress;
   full.seconds_left = seconds_left(progress, now);
-  if (now - shown_ < kProgressPeriod && progress.batch < progress.total_batches) return;
+  if (now - shown_ < kProgressPeriod && progress.batch != progress.total_batches) return;
   shown_ = now;
   show_(full);
 }

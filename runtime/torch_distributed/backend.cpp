@@ -119,25 +119,28 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_al
   if (rank_ != 0) {
     control.set(key + std::to_string(rank_), "here");
     const auto verdict = control.get_within(key + "verdict", timeout + kAfterRank0);
-    TORCH_CHECK(verdict, "Rank ", rank_,
-                " successfully reached monitoredBarrier, but received errors while waiting "
-                "for send/recv from rank 0. Please check rank 0 logs for faulty rank.");
-    TORCH_CHECK(verdict->empty(), *verdict);
+    TORCH_CHECK(verdict && verdict->empty(), "Rank ", rank_,
+                " successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0",
+                verdict ? ": " + *verdict : ". Please check rank 0 logs for faulty rank.");
     return;
   }
   std::vector<std::string> missing;
   std::vector<int> missing_in_world;
+  bool is_late = false;  // rank 0 itself: it has not waited for the last that is missing
   for (int rank = 1; rank < size_ && (missing.empty() || wait_all_ranks); ++rank) {
     const auto left = std::max(milliseconds(0), duration_cast<milliseconds>(until - steady_clock::now()));
     if (control.get_within(key + std::to_string(rank), left)) continue;
+    is_late = left.count() == 0;
     missing.push_back(std::to_string(rank));
     missing_in_world.push_back(group_->in_world(rank));
   }
   std::string verdict;
   if (!missing.empty()) {
-    verdict = group_->explained((wait_all_ranks ? "Ranks " : "Rank ") + join(missing, ", ") +
-                                    " failed to pass monitoredBarrier in " + std::to_string(timeout.count()) + " ms",
-                                missing_in_world);
+    const std::string time = std::to_string(timeout.count()) + " ms";
+    verdict = is_late && !wait_all_ranks ? "Rank 0 timed out in monitoredBarrier after " + time + "; " : std::string();
+    verdict +=
+        (wait_all_ranks ? "Ranks " : "Rank ") + join(missing, ", ") + " failed to pass monitoredBarrier in " + time;
+    verdict = group_->explained(verdict, missing_in_world);
   }
   control.set(key + "verdict", verdict);
   TORCH_CHECK(verdict.empty(), verdict);

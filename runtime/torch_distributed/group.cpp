@@ -21,10 +21,11 @@ comm::RankSpread spread_of(const World& world, const std::vector<int>& members) 
 
 }  // namespace
 
-Group::Group(const Meeting& meeting) : rank_(meeting.rank), names_(meeting.names) {
+Group::Group(const Meeting& meeting) : rank_(meeting.rank) {
   Place place = meet(meeting);
   world_ = std::move(place.world);
   members_ = std::move(place.members);
+  for (const int member : members_) names_.push_back(world_->name_of(member));
   number_ = place.number;
   arena_ = world_->arena();
   mail_ = world_->mail();

@@ -54,9 +54,8 @@ class Group final : public Lane {
   int size_of_lane() const override { return size(); }
 
   const int rank_;
-  const std::vector<int> names_;
   std::shared_ptr<World> world_;
-  std::vector<int> members_;
+  std::vector<int> members_, names_;
   std::uint32_t number_ = 0;
   std::shared_ptr<comm::Arena> arena_;
   std::shared_ptr<MailLane> mail_;

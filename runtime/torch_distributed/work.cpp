@@ -307,7 +307,7 @@ c10::intrusive_ptr<c10::ivalue::Future> GroupWork::getFuture() {
       } catch (const std::exception&) {  // the future has it
       }
     });
-  } else if (completed_future_ || is_over()) {
+  } else if (is_over()) {
     completed_future_ = true;
     error_ ? future_->setError(error_) : future_->markCompleted(c10::IValue(outputs_));
   }

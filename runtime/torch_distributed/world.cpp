@@ -278,13 +278,13 @@ World::World(Terms terms, std::unique_ptr<comm::ControlPlane> control, std::stri
     if (host_of(other) != host_of(rank())) local[static_cast<std::size_t>(other)] = 0;
   }
   processes_ = std::make_shared<Processes>(local);
-  arena_ = comm::make_arena(*control_, options);
+  arena_ = comm::make_arena(*control_, options, terms_.names);
   flight_ = std::make_shared<FlightRecorder>(*control_, terms_.hosts, terms_.names);
   FlightRecorder::set_newest(flight_);
   mail_ = std::make_shared<MailLane>(
       *control_, processes_,
       comm::make_mailbox(
-          {.control = *control_, .members = {}, .mpi = nullptr, .address = address_, .options = options}),
+          {.control = *control_, .members = terms_.names, .mpi = nullptr, .address = address_, .options = options}),
       flight_, log());
   Progress::instance().add(mail_);
 }

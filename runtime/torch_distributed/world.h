@@ -31,7 +31,7 @@ class World {
     comm::ControlOptions control;
     comm::ControlEndpoint server;  // of rank 0
     std::vector<int> hosts;        // the number of each rank's host
-    std::vector<int> names;        // by which PyTorch's programs know the ranks
+    std::vector<int> names;        // by which PyTorch's programs, and the arena, know the ranks
     std::vector<pid_t> pids;       // of each rank
   };
   // Collective. Rank 0's control plane is there already: `serving`.
@@ -43,6 +43,7 @@ class World {
   const std::string& id() const { return terms_.id; }
   comm::ControlPlane& control() { return *control_; }
   int rank() const { return terms_.control.world.rank; }
+  int name_of(int rank) const { return terms_.names.at(static_cast<std::size_t>(rank)); }
   int host_of(int rank) const { return terms_.hosts.at(static_cast<std::size_t>(rank)); }
   const std::string& address() const { return address_; }  // of this host; empty: all ranks are on one host
   const Logger& log() const { return terms_.control.log; }

@@ -29,9 +29,9 @@ def text_of(function: object, *arguments: object, **options: object) -> str:
 
 
 def line_of(function: object, text: str) -> str:
-    """The place in this file of the line within the function that has the text, as errors have it."""
+    """The place of the line within the function that has the text, as errors have it."""
     lines, first = inspect.getsourcelines(function)
-    return f"failures.py:{first + next(i for i, line in enumerate(lines) if text in line)}"
+    return f"{os.path.basename(inspect.getsourcefile(function))}:{first + next(i for i, line in enumerate(lines) if text in line)}"
 
 
 def other_size(rank: int) -> str:
@@ -223,6 +223,11 @@ def in_a_forked_child(rank: int) -> list[float]:
     return tensor.tolist()
 
 
+def monitored_without_time(rank: int) -> str:
+    backend = dist.distributed_c10d._get_default_group()
+    return text_of(backend.monitored_barrier, datetime.timedelta(0)) if rank == 0 else ""
+
+
 class Failures(unittest.TestCase):
     def test_another_size_is_named_on_both_ranks(self) -> None:
         for text in group_ranks.run(2, other_size):
@@ -316,7 +321,12 @@ class Failures(unittest.TestCase):
     def test_a_monitored_barrier_names_who_is_missing(self) -> None:
         first, second = group_ranks.run(2, monitored)
         self.assertIn("Ranks 1 failed to pass monitoredBarrier in 500 ms", first)
-        self.assertIn("Ranks 1 failed to pass monitoredBarrier in 500 ms", second)
+        self.assertIn("Rank 1 successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0: "
+                      "Ranks 1 failed to pass monitoredBarrier in 500 ms", second)
+
+    def test_a_monitored_barrier_says_that_rank_0_had_no_time(self) -> None:
+        text = group_ranks.run(2, monitored_without_time)[0]
+        self.assertIn("Rank 0 timed out in monitoredBarrier after 0 ms; Rank 1 failed to pass monitoredBarrier in 0 ms", text)
 
     def test_a_fork_of_a_rank_leaves_the_group_alone(self) -> None:
         for values in group_ranks.run(2, in_a_forked_child):

@@ -40,14 +40,21 @@ class Ended:
         self.code, self.result, self.error, self.seconds = code, result, error, seconds
 
 
-def _rank(function: Callable[..., Any], arguments: tuple, rank: int, size: int, backend: str | None, store: str, pipe: Any) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+class Place:
+    """Where these ranks are among the world's, and the file by which all of them meet."""
+
+    def __init__(self, first: int, world: int, store: str) -> None:
+        self.first, self.world, self.store = first, world, store
+
+
+def _rank(function: Callable[..., Any], arguments: tuple, rank: int, size: int, backend: str | None, place: Place, pipe: Any) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(place.world), LOCAL_RANK=str(rank - place.first), LOCAL_WORLD_SIZE=str(size))
     faulthandler.dump_traceback_later(100, exit=True)
     torch.manual_seed(rank)
     code, result, error = 0, None, ""
     try:
         if backend:
-            dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=TIMEOUT)
+            dist.init_process_group(backend, init_method=f"file://{place.store}", rank=rank, world_size=place.world, timeout=TIMEOUT)
         result = function(rank, *arguments)
         if backend and dist.is_initialized():
             dist.destroy_process_group()
@@ -62,15 +69,16 @@ def _rank(function: Callable[..., Any], arguments: tuple, rank: int, size: int, 
 
 
 def run_all(size: int, function: Callable[..., Any], *arguments: Any, backend: str | None = "dtrain", limit: float = 110,
-            dying: tuple[int, ...] = ()) -> list[Ended]:
+            dying: tuple[int, ...] = (), place: Place | None = None) -> list[Ended]:
     """Calls function(rank, *arguments) on each rank. How each has ended. The ranks `dying` give no result, and are killed when the others
-    have ended."""
+    have ended. They are all of the world, unless `place` says otherwise."""
     with tempfile.TemporaryDirectory() as folder:
+        place = place or Place(0, size, f"{folder}/store")
         began = time.monotonic()
         ranks = []
-        for rank in range(size):
+        for rank in range(place.first, place.first + size):
             ours, theirs = FORK.Pipe(duplex=False)
-            process = FORK.Process(target=_rank, args=(function, arguments, rank, size, backend, f"{folder}/store", theirs))
+            process = FORK.Process(target=_rank, args=(function, arguments, rank, size, backend, place, theirs))
             process.start()
             theirs.close()
             ranks.append((process, ours))

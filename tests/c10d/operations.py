@@ -259,7 +259,7 @@ def works(rank: int) -> None:
 
 
 def futures_of_ended_works(rank: int) -> None:
-    """Whoever has seen an operation end finds its future complete: also in a backward pass, at whose end futures are completed otherwise."""
+    """Whoever has seen an operation end finds its future complete, also in a backward pass, at whose end others are completed."""
     seen = []
 
     def look(gradient: torch.Tensor) -> None:
@@ -312,36 +312,6 @@ def refused(rank: int) -> list[str]:
         except (RuntimeError, ValueError) as error:
             texts.append(str(error).splitlines()[0])
     return texts
-
-
-def groups(rank: int) -> None:
-    size = dist.get_world_size()
-    order = list(range(size))[::-1][:max(1, size - 1)]
-    some = dist.new_group(order)
-    if rank in order:
-        tensor = torch.full((3,), float(rank))
-        dist.all_reduce(tensor, group=some)
-        same(tensor, torch.full((3,), float(sum(order))), "group")
-    first, second = dist.new_group(), dist.new_group()
-    x, y = torch.full((1 << 20,), rank + 1.0), torch.full((1 << 20,), rank + 2.0)
-    one, other = dist.all_reduce(x, group=first, async_op=True), dist.all_reduce(y, group=second, async_op=True)
-    for work in (one, other) if rank == 0 else (other, one):
-        work.wait()
-    same(x[:3], torch.full((3,), size * (size + 1) / 2), "the first of two")
-    # Rank 0 is blocked in the store, not in a call of the backend, until another rank has its result.
-    store = dist.distributed_c10d._get_default_store()
-    tensor = torch.full((1 << 20,), rank + 1.0)
-    work = dist.all_reduce(tensor, group=first, async_op=True)
-    if rank == 0 and size > 1:
-        store.wait(["go"], group_ranks.TIMEOUT)
-        work.wait()
-    else:
-        work.wait()
-        if rank == size - 1:
-            store.set("go", "1")
-    same(tensor[:3], torch.full((3,), size * (size + 1) / 2), "helped")
-    dist.destroy_process_group(first)
-    dist.all_reduce(y, group=second)
 
 
 def memory_of_fsdp2(rank: int, store: str, is_loaded_before: bool) -> list[str]:
@@ -402,9 +372,6 @@ class Operations(unittest.TestCase):
 
     def test_registered(self) -> None:
         self.check(registered)
-
-    def test_groups(self) -> None:
-        self.check(groups)
 
     def test_refused(self) -> None:
         for texts in group_ranks.run(2, refused):

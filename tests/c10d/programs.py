@@ -75,7 +75,7 @@ def ddp_uneven(rank: int) -> list:
 
 
 def ddp_in_distributed_autograd(rank: int) -> list:
-    """Dividing by the number of ranks that have not joined, DDP reads a future within the backward pass, after it has waited for the work."""
+    """DDP that divides by the number of ranks at work reads a future within the backward pass, after it has waited for the work."""
     from torch.distributed import autograd, rpc
 
     folder = [tempfile.mkdtemp() if rank == 0 else None]
@@ -243,8 +243,8 @@ class Programs(unittest.TestCase):
                 self.assertEqual(group_ranks.run(3, function), want)
 
 
-for _function in (ddp, ddp_hooks, power_sgd, ddp_uneven, ddp_in_distributed_autograd, ddp_sparse, waits_for_futures, fsdp2, fsdp1, dtensor, functional,
-                  zero, pipeline, compiled, checkpoint):
+for _function in (ddp, ddp_hooks, power_sgd, ddp_uneven, ddp_in_distributed_autograd, ddp_sparse, waits_for_futures, fsdp2, fsdp1, dtensor,
+                  functional, zero, pipeline, compiled, checkpoint):
     setattr(Programs, f"test_{_function.__name__}", lambda self, function=_function: self.same_as_gloo(function))
 setattr(Programs, "test_hybrid", lambda self: self.same_as_gloo(hybrid, 4))
 

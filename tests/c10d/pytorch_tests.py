@@ -35,15 +35,12 @@ from torch.testing._internal import common_distributed  # noqa: E402
 NAME = "torch.testing._internal.distributed.distributed_test"
 LIMIT, GRACE = 60, 8  # seconds of a test; of the other ranks after the first has failed
 SKIPPED = 77
-# PyTorch's Python asks for the name gloo.
-REFUSED = {"test_monitored_barrier_allreduce_hang", "test_monitored_barrier_allreduce_hang_wait_all_ranks",
-           "test_monitored_barrier_failure_order", "test_monitored_barrier_gloo", "test_monitored_barrier_gloo_rank_0_timeout",
-           "test_monitored_barrier_gloo_subgroup", "test_monitored_barrier_wait_all_ranks", "test_ddp_logging_data_cpu"}
+REFUSED = {"test_ddp_logging_data_cpu"}  # DDP's log has the name "custom" for every backend that is not PyTorch's
 
 
 def load(backend: str) -> types.ModuleType:
     """The tests, in which what is true of gloo is true of this backend, too."""
-    for feature in ("plugin", "ddp", "subgroup"):
+    for feature in ("plugin", "ddp", "subgroup", "gpu"):
         common_distributed.DistTestCases.backend_feature[feature].add("dtrain")
     spec = importlib.util.find_spec(NAME)
     text = Path(spec.origin).read_text()

@@ -45,8 +45,8 @@ struct BackendParts {
 std::unique_ptr<Communicator> make_shm_communicator(ControlPlane& control, const CommunicatorOptions& options,
                                                     const std::vector<int>& members = {});
 
-// Makes a communicator over `control`, whose rank i is rank members[i] of the run. Called two or three times for each
-// level, in the same order by all members.
+// Makes a communicator over `control`, whose rank i is rank members[i] of the control plane of both levels. Called two
+// or three times for each level, in the same order by all members.
 using MakeCommunicator =
     std::function<std::unique_ptr<Communicator>(ControlPlane& control, const std::vector<int>& members)>;
 
