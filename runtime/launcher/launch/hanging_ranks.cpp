@@ -15,7 +15,7 @@
 namespace dtrain::launcher {
 namespace {
 
-constexpr Nanoseconds kLookPeriod = std::chrono::milliseconds(250);
+constexpr Nanoseconds kPulsePeriod = std::chrono::milliseconds(250);
 
 struct ProcessState {
   char state = '?';  // as in /proc/PID/status
@@ -148,7 +148,7 @@ void HangingRanks::write_flight_records(const std::vector<WatchedRank>& ranks) c
 std::optional<Failure> HangingRanks::look(const std::vector<WatchedRank>& ranks) {
   const Nanoseconds now = clock_.monotonic();
   if (!watches_ || now < next_look_) return std::nullopt;
-  next_look_ = now + kLookPeriod;
+  next_look_ = now + kPulsePeriod;
   std::vector<RankSight> sights;
   for (const WatchedRank& rank : ranks) {
     sights.push_back(rank.pulse && rank.takes_part ? rank.pulse->look() : RankSight());
