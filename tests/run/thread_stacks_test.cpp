@@ -1,9 +1,8 @@
-// The stacks of a process as signals make it write them, and what is known of its collectives.
+// The stacks that signals make a process write, as they are read, and what is known of its collectives.
+#include <cstring>
 #include <fstream>
 
 #include <gmock/gmock.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "dtrain/base/pulse.h"
 #include "launch/flight_dump.h"
@@ -59,39 +58,6 @@ TEST(ThreadStacks, PutPythonFirstAndItsTrainingThreadBeforeTheOthers) {
   EXPECT_EQ(stacks.calls.size(), 3u);
   EXPECT_LT(stacks.text.find("Current thread"), stacks.text.find("threading.py"));
   EXPECT_LT(stacks.text.find("threading.py"), stacks.text.find("pthread_mutex_lock"));
-}
-
-[[gnu::noinline]] void wait_for_ever(int ready) {
-  static_cast<void>(!::write(ready, "x", 1));
-  for (volatile bool goes_on = true; goes_on;) ::pause();
-}
-
-TEST(ThreadStacks, ComeFromAProcessThatRunsOrIsStopped) {
-  for (const bool stopped : {false, true}) {
-    SCOPED_TRACE(stopped);
-    const Pipe ready = make_pipe(), pulse = make_pipe();
-    const pid_t child = ::fork();
-    if (child == 0) {
-      const int fd = Pulse::own().share();
-      static_cast<void>(!::write(pulse.writer.get(), &fd, sizeof fd));
-      wait_for_ever(ready.writer.get());
-    }
-    int fd = -1;
-    char byte = 0;
-    ASSERT_EQ(::read(pulse.reader.get(), &fd, sizeof fd), static_cast<ssize_t>(sizeof fd));
-    ASSERT_EQ(::read(ready.reader.get(), &byte, 1), 1);
-    const std::string path = "/proc/" + std::to_string(child) + "/fd/" + std::to_string(fd);
-    const SharedMemory memory = SharedMemory::map(UniqueFd(::open(path.c_str(), O_RDWR | O_CLOEXEC)), false);
-    if (stopped) {
-      ::kill(child, SIGSTOP);
-      ASSERT_EQ(::waitpid(child, nullptr, WUNTRACED), child);
-    }
-    const auto& page = *reinterpret_cast<const PulsePage*>(memory.data());
-    const ThreadStacks stacks = take_stacks(child, page, memory.bytes(), stopped);
-    EXPECT_THAT(stacks.text, HasSubstr("wait_for_ever(int)"));
-    ::kill(child, SIGKILL);
-    ::waitpid(child, nullptr, 0);
-  }
 }
 
 TEST(FlightDump, HasWhatHasEndedAndWhatARankWaitsFor) {
