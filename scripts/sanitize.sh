@@ -9,7 +9,8 @@ tests=(base_test config_test scheduler_test ledger_test data_idx_test data_files
        test_comm_conformance test_comm_misuse test_comm_control test_comm_host_share
        test_comm_tcp test_comm_mailbox test_comm_rendezvous_store)
 if [ "$preset" = tsan ]; then
-  tests+=(test_comm_narrow test_comm_compression test_added_codec test_comm_fusion test_comm_hierarchical test_comm_nccl)
+  tests+=(test_comm_arena test_comm_message_counters test_comm_narrow test_comm_compression test_added_codec test_comm_fusion
+         test_comm_hierarchical test_comm_nccl)
 else
   tests+=(host_test analysis_test profile_test test_cuda_kernels)
 fi
