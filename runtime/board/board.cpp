@@ -265,7 +265,7 @@ ExitCode serve_board(const BoardOptions& options) {
                 host::host_identity().name.c_str());
   }
   std::printf("Ctrl-C ends it; runs go on.\n");
-  std::fflush(stdout);
+  if (std::fflush(stdout) != 0) throw SystemError("the board's address could not be written to standard output", errno);
   if (options.open) open_browser(url);
   signals.wait();
   return ExitCode::kDone;

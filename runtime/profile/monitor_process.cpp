@@ -20,6 +20,7 @@ constexpr int kSocketFd = 3;  // the number that main() of the monitor expects
 constexpr int kReadyFd = 4;
 constexpr std::chrono::milliseconds kStartTimeout{60'000};  // other programs may keep the cores busy
 constexpr std::chrono::milliseconds kStopTimeout{5'000};
+constexpr std::chrono::milliseconds kEndOfStart{1'000};  // from the end of its report to its own
 constexpr Nanoseconds kFirstRestartPause = std::chrono::seconds(1);
 constexpr Nanoseconds kLongestRestartPause = std::chrono::seconds(60);
 constexpr Nanoseconds kLongLife = std::chrono::minutes(10);
@@ -96,6 +97,15 @@ KeptMonitor::KeptMonitor(MonitorOptions options, const Clock& clock, Start start
       monitor_(start == Start::kReady ? start_monitor(options_) : begin_monitor(options_)),
       started_at_(clock.monotonic()) {
   options_.socket = monitor_.socket;
+}
+
+void KeptMonitor::await() {
+  try {
+    await_monitor(monitor_, options_);
+  } catch (const Error&) {
+    const auto status = monitor_.process.wait(kEndOfStart);
+    if (!status || status->signal == 0) throw;
+  }
 }
 
 std::optional<KeptMonitor::Change> KeptMonitor::look() {

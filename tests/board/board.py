@@ -226,6 +226,11 @@ class Server(Case):
         self.assertIn("is no URL", said("--base-url", "here"))
         board = self.board()
         self.assertIn(f"cannot listen on 127.0.0.1:{board.port}", said("--port", board.port))
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([BUILD.program("dtrain"), "board"], cwd=self.place.path, text=True, stdout=full, stderr=subprocess.PIPE,
+                                  env=environment(), timeout=60)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("the board's address could not be written", done.stderr)
 
 
 @unittest.skipUnless(os.access(BROWSER, os.X_OK), f"{BROWSER} is not there (Debian: apt install chromium)")

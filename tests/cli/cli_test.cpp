@@ -62,6 +62,7 @@ TEST(Cli, AnUnknownOptionSuggestsTheNearestOfItsCommand) {
                                                        {"task", "pause"},
                                                        {"logs"},
                                                        {"top"},
+                                                       {"board"},
                                                        {"summary"},
                                                        {"report"},
                                                        {"runs"},

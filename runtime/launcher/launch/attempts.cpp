@@ -205,7 +205,8 @@ Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, rank::Re
   Recoveries recoveries(running);
   Standby standby;
   for (;;) {
-    const Attempt attempt{running, placed, resume, memory ? memory->path() : std::filesystem::path(), &recoveries, standby};
+    const Attempt attempt{running,     placed, resume, memory ? memory->path() : std::filesystem::path(),
+                          &recoveries, standby};
     const int number = rank::attempt_number(running.folder);
     Json fields = to_json(resume);
     fields["attempt"] = number;

@@ -68,7 +68,8 @@ class KeptMonitor {
   // Starts it; throws as start_monitor() does. With kBegun it may not be ready yet: await() must be called.
   enum class Start { kReady, kBegun };
   explicit KeptMonitor(MonitorOptions options, const Clock& clock, Start start = Start::kReady);
-  void await() { await_monitor(monitor_, options_); }
+  // Throws as start_monitor() does. A monitor that a signal has ended meanwhile is look()'s to start again.
+  void await();
 
   // The findings and actions of look().
   struct Change {

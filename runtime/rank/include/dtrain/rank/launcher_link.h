@@ -27,7 +27,7 @@ namespace dtrain::rank {
 // The messages of the link, each with a "type". The launcher ignores those it cannot read.
 Json state_message(const std::string& state, ExitCode exit_code = ExitCode::kDone);  // "started", "finished"
 Json progress_message(const Progress& progress);
-Json pulse_message();  // with the file descriptor
+Json pulse_message();                                       // with the file descriptor
 Json folder_message(const std::filesystem::path& run_dir);  // of a host's first rank to its keeper
 struct ErrorMessage {
   bool primary = true;  // this rank failed first; false: it stops because of another rank
