@@ -24,7 +24,7 @@ using testing::IsEmpty;
 
 constexpr std::size_t kModel = 10'000, kOptimizer = 5'000;
 
-std::vector<std::string> names_in(const fs::path& folder) {
+std::vector<std::string> all_names_in(const fs::path& folder) {
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
   std::sort(names.begin(), names.end());
@@ -97,7 +97,7 @@ TEST(Generations, WhatIsBeingWrittenDoesNotCountAndDoesNotHarm) {
   const auto states = list(folder.path());
   ASSERT_EQ(states.size(), 1u);
   EXPECT_EQ(read_file(states[0].path / kModelFile), std::string(kModel, 'c'));
-  EXPECT_EQ(names_in(folder.path()).size(), 2u);  // no memory is lost
+  EXPECT_EQ(all_names_in(folder.path()).size(), 2u);  // no memory is lost
 }
 
 // Two names: the process died after the newer state had its name, before the older one had lost its own.

@@ -277,7 +277,6 @@ void Generations::publish(const Moment& moment) {
   own.write_data(to.data(), 0, own.data_bytes(), /*is_first=*/false, from_device);
   board_->publish(rank, moment.batch, moment.epoch, own.bytes());
   batch_of_parameters_ = moment.batch;
-  if (!std::exchange(told_launcher_, true)) session_.tell_of_saving();
   const Nanoseconds ended = session_.clock().monotonic();
   if (last_publication_.count() != 0) {
     publishing_ += ended - began;
@@ -307,6 +306,7 @@ std::optional<std::int64_t> Generations::save_as_survivor() {
     board_->end_completion(/*by_survivor=*/false);
     return std::nullopt;
   }
+  session_.tell_of_saving();
   const Nanoseconds began = session_.clock().monotonic();
   std::byte* const model = data();
   std::byte* const optimizer = model + (snapshot_.place_of_optimizer());

@@ -96,7 +96,6 @@ class Generations final : private KeptMemory {
   // Publications.
   std::optional<std::int64_t> batch_of_parameters_;
   bool too_expensive_ = false;
-  bool told_launcher_ = false;
   int measured_ = 0;
   Nanoseconds publishing_{0}, last_publication_{0}, between_{0};
 };

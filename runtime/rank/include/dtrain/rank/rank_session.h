@@ -134,7 +134,7 @@ class RankSession {
 
   // Returns the folder for states in memory that outlive the ranks (checkpoint/memory_folder.h); empty: none are kept.
   std::filesystem::path memory_folder() const;
-  // Tells the launcher that this rank writes the state of its last batch when another rank has died, and must not be
+  // Tells the launcher that this rank, after the death of another one, writes the state of its last batch: it must not be
   // ended before.
   void tell_of_saving();
 
