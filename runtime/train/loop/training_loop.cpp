@@ -209,11 +209,9 @@ TrainingLoop::Outcome TrainingLoop::end_round(std::int64_t samples, bool stepped
     if (last) end_last_epoch();
     progress_.leave_out_pause();
   } else {
-    position_.due_is_open = true;
-    checkpoints_.publish_own();
-    position_.due_is_open = false;
     do_what_is_due(stepped);
     early = early_stop_.is_due();
+    if (!early) checkpoints_.publish_own();
     if (early) {
       early_stop_.report(position_.batches);
       conclude(/*stopped=*/false);
