@@ -10,7 +10,6 @@ find_package(nlohmann_json REQUIRED)
 find_package(yaml-cpp REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(simdjson REQUIRED)
-find_package(civetweb REQUIRED)
 pkg_check_modules(hwloc REQUIRED IMPORTED_TARGET hwloc)
 pkg_check_modules(sqlite3 REQUIRED IMPORTED_TARGET sqlite3)
 pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)
@@ -18,6 +17,13 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
   # Kernels keep vectors in arrays and compute with their length, which only the processor knows where vectors are SVE's.
   target_compile_definitions(PkgConfig::hwy INTERFACE "HWY_DISABLED_TARGETS=(HWY_SVE|HWY_SVE2|HWY_SVE_256|HWY_SVE2_128)")
 endif()
+
+# Debian's CMake file of civetweb names a program that is in another package.
+find_path(CIVETWEB_INCLUDE_FOLDER civetweb.h REQUIRED)
+find_library(CIVETWEB_LIBRARY civetweb REQUIRED)
+add_library(civetweb INTERFACE)
+target_include_directories(civetweb SYSTEM INTERFACE ${CIVETWEB_INCLUDE_FOLDER})
+target_link_libraries(civetweb INTERFACE ${CIVETWEB_LIBRARY})
 
 add_library(asio INTERFACE)  # header-only, Debian ships no CMake file for it
 target_compile_definitions(asio INTERFACE ASIO_STANDALONE ASIO_NO_DEPRECATED)

@@ -148,7 +148,7 @@ class PyTorch(GptTest):
         # Training amplifies rounding: how far depends on the processor. PyTorch's own rounding in float32 says how far here.
         rounding = max(abs(one / other - 1) for one, other in zip(theirs, exact))
         limit = max(1e-5, 3 * rounding)
-        self.assertLess(rounding, 1e-3)  # 2e-4 on a Xeon with AVX-512
+        self.assertLess(rounding, 1e-2)  # at the 99th batch 2e-4 to 3e-3, on two Xeons and with other instruction sets
         for batch, (one, other) in enumerate(zip(losses, exact)):
             self.assertLess(abs(one / other - 1), limit, f"batch {batch + 1}: {one}, {other}; PyTorch's rounding {rounding}")
         for batch, (one, other) in enumerate(zip(losses[:50], theirs)):
