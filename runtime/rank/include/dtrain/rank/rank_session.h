@@ -134,8 +134,8 @@ class RankSession {
 
   // Returns the folder for states in memory that outlive the ranks (checkpoint/memory_folder.h); empty: none are kept.
   std::filesystem::path memory_folder() const;
-  // Tells the launcher that this rank, after the death of another one, writes the state of its last batch: it must not be
-  // ended before.
+  // Tells the launcher that this rank, after the death of another one, writes the state of its last batch: it must not
+  // be ended before.
   void tell_of_saving();
 
   // See comm/host_share.h.
