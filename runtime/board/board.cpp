@@ -112,11 +112,6 @@ class Answers {
     }
   }
 
-  std::string runs_text() const {
-    const std::size_t count = index_.list().at("runs").size();
-    return count_of(count, "run");
-  }
-
  private:
   static fs::path cache_of(const std::vector<fs::path>& folders) {
     const fs::path cache = rank::cache_folder(rank::process_variables());

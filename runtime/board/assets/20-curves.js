@@ -2,17 +2,6 @@
 
 const curveView = {over: 'batches', smoothing: 0, log: false};
 
-// An exponential moving average; the first values weigh no more than later ones do.
-function smoothed(values, weight) {
-  let sum = 0, weights = 0;
-  return values.map((value) => {
-    if (value === null) return null;
-    sum = sum * weight + value * (1 - weight);
-    weights = weights * weight + (1 - weight);
-    return sum / weights;
-  });
-}
-
 function curveTools(change) {
   const over = make('select', {}, make('option', {value: 'batches', textContent: 'batches'}), make('option', {value: 'seconds', textContent: 'time'}));
   over.value = curveView.over;

@@ -211,12 +211,13 @@ TrainingLoop::Outcome TrainingLoop::end_round(std::int64_t samples, bool stepped
   } else {
     do_what_is_due(stepped);
     early = early_stop_.is_due();
-    if (!early) checkpoints_.publish_own();
     if (early) {
       early_stop_.report(position_.batches);
       conclude(/*stopped=*/false);
       end_last_epoch();
       progress_.leave_out_pause();
+    } else {
+      checkpoints_.publish_own();
     }
   }
   {

@@ -30,6 +30,17 @@ function withUnit(value, unit) {
   return unit ? text + ' ' + unit : text;
 }
 
+// An exponential moving average; the first values weigh no more than later ones do.
+function smoothed(values, weight) {
+  let sum = 0, weights = 0;
+  return values.map((value) => {
+    if (value === null) return null;
+    sum = sum * weight + value * (1 - weight);
+    weights = weights * weight + (1 - weight);
+    return sum / weights;
+  });
+}
+
 // Colours by name, as report.css defines them for the theme that is shown.
 let style = getComputedStyle(document.documentElement);
 const color = (name) => style.getPropertyValue('--' + name).trim() || name;

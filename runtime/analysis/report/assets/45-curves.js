@@ -5,17 +5,6 @@
 
 const curveSwitches = {over: 'batches', smoothing: 0, log: false};
 
-// An exponential moving average; the first values weigh no more than later ones do.
-function smoothed(values, weight) {
-  let sum = 0, weights = 0;
-  return values.map((value) => {
-    if (value === null) return null;
-    sum = sum * weight + value * (1 - weight);
-    weights = weights * weight + (1 - weight);
-    return sum / weights;
-  });
-}
-
 // Where the y axis begins: at zero for rates, and for values that come near it or are all the same; else near the least.
 function beginningOf(spec, least, greatest) {
   const near = least >= 0 && (least <= greatest / 2 || least === greatest);
