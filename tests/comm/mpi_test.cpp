@@ -187,7 +187,8 @@ TEST(MpiMisuse, AbortFromAnotherThreadWakesAll) {
 TEST(MpiMisuse, TheCauseReachesTheOtherCommunicatorsOfTheProcess) {
   const MpirunOutcome outcome = misuse("another-fails");
   for (const auto& [rank, text] : outcome.ranks) {
-    EXPECT_THAT(text, AllOf(HasSubstr("was stopped after"), HasSubstr("the disk is full"))) << rank;
+    // A rank that the cause reaches between its two barriers is told it without an operation.
+    EXPECT_THAT(text, HasSubstr("the disk is full")) << rank;
   }
 }
 

@@ -7,7 +7,7 @@ import unittest
 from pathlib import Path
 
 from gpu_cases import experiment, gpu_environment, run_cases
-from harness import BUILD, Workplace, launch, main, own_state_folder, run, wait_until
+from harness import BUILD, Workplace, launch, left_in_shared_memory, main, own_state_folder, run, wait_until
 
 SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9}
 BATCH = 7  # in which it happens
@@ -71,7 +71,8 @@ class FaultTest(unittest.TestCase):
         wait_until(lambda: not processes_of_this_program(), f"the end of {processes_of_this_program()}")
         left = [str(path) for path in (self.private / "dtrain").rglob("*") if not path.is_dir()]
         self.assertEqual(left, [])
-        self.assertEqual([name for name in set(os.listdir("/dev/shm")) - self.shared_before if "dtrain" in name], [])
+        runs = self.work.path.glob("run-*")
+        self.assertEqual(left_in_shared_memory(self.shared_before, *runs), [])
 
 
 class Ranks(FaultTest):

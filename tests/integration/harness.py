@@ -72,6 +72,22 @@ def memory_folder():
     return folder if "TMPDIR" not in os.environ and folder.is_dir() and shutil.disk_usage(folder).free >= 4 << 30 else None
 
 
+def memory_of(run):
+    """The place of the run's states in memory."""
+    digest = 0xCBF29CE484222325
+    for byte in str(run.resolve()).encode():
+        digest = (digest ^ byte) * 0x100000001B3 % 2**64
+    return Path(f"/dev/shm/dtrain-{os.geteuid()}-{digest:016x}")
+
+
+def left_in_shared_memory(before, *runs):
+    """What is new in /dev/shm and can be of `runs`: tests beside this one have the states of their runs there."""
+    own = {memory_of(run).name for run in runs}
+    states = re.compile(r"dtrain-\d+-[0-9a-f]{16}")
+    return [name for name in set(os.listdir("/dev/shm")) - set(before)
+            if name in own or ("dtrain" in name and not states.fullmatch(name))]
+
+
 class Workplace:
     """A temporary folder for runs. It is in memory: half of a short run's time goes into waiting for a disk. `on_disk` is for
     tests of the disk itself, and for hosts of their own, which have a /dev/shm each."""

@@ -24,7 +24,7 @@ import sys
 import time
 from pathlib import Path
 
-from harness import Build, Workplace, environment, write_experiment
+from harness import Build, Workplace, environment, left_in_shared_memory, write_experiment
 from resume import differences, what_is_left
 
 PATIENCE = 300  # seconds, against hangs alone
@@ -88,7 +88,7 @@ class Launch:
         end = time.monotonic() + 15
         while True:
             left = [f"process {pid} ({name})" for pid, name in self.processes().items()]
-            left += [f"/dev/shm/{name}" for name in set(os.listdir("/dev/shm")) - self.shared if name.startswith("dtrain")]
+            left += [f"/dev/shm/{name}" for name in left_in_shared_memory(self.shared, self.folder / "run")]
             left += [str(path) for path in (self.folder / "private").rglob("*") if not path.is_dir()]
             if not left or time.monotonic() > end:
                 return left

@@ -26,7 +26,7 @@ import time
 
 import parity_model
 from gpu_cases import experiment, free_ports, run_plans
-from harness import DEADLINE, Build, Workplace, environment, launch, run, wait_until, write_experiment
+from harness import DEADLINE, Build, Workplace, environment, launch, memory_of, run, wait_until, write_experiment
 
 SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9}
 PLAIN_SGD = {"kind": "sgd", "lr": 0.05}
@@ -412,14 +412,6 @@ def synthetic(build, path, ranks=2, batches=80, **sections):
                             searcher={"metric": "loss", "max_length": {"batches": batches}}, data={"samples": 2000},
                             resources={"slots_per_trial": ranks, "slot_type": "cpu"}, scheduling_unit=7,
                             min_validation_period={"batches": 23}, **{**OFTEN, **sections})
-
-
-def memory_of(folder):
-    """The place of the run's states in memory."""
-    digest = 0xCBF29CE484222325
-    for byte in str(folder.resolve()).encode():
-        digest = (digest ^ byte) * 0x100000001B3 % 2**64
-    return pathlib.Path(f"/dev/shm/dtrain-{os.geteuid()}-{digest:016x}")
 
 
 def states_of(folder):
