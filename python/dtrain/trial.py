@@ -81,6 +81,7 @@ class Context:
         self._watches: list[optim.SettingsWatch] = []
         self._schedulers: list[tuple[Any, str]] = []
         self._names: dict[torch.nn.Parameter, str] = {}
+        self._models: list[torch.nn.Module] = []  # that the trial has wrapped
         self._buffers = _Buffers()
         self._own_steps: list[tuple[torch.optim.Optimizer, optim.OwnSteps]] = []
         self._computed: list[torch.optim.Optimizer] = []  # by the engine
@@ -145,6 +146,7 @@ class Context:
         moving.refuse_sharded(itself)
         self._native.wrap_model(itself, name, itself is not model, beside)
         self._buffers.add(itself)
+        self._models.append(model)
         for parameter, own in optim.names_of(itself).items():
             self._names.setdefault(parameter, f"{name}.{own}" if name else own)
         for group, module in beside.items():
@@ -357,6 +359,16 @@ class Trial:
         """The metrics of a batch of validation. Gradients are off, and the model is in evaluation mode."""
         raise NotImplementedError(f"{type(self).__name__} has a validation_loader(), and no evaluate_batch()")
 
+    def predict_batch(self, batch: Any) -> torch.Tensor:
+        """The model's outputs for a batch of validation, for ``dtrain predict``: a tensor whose first dimension counts the
+        samples. Called as :meth:`evaluate_batch`. By default the forward of the only model, with the batch, or with the first
+        field of a tuple or a list."""
+        models = self.context._models
+        if len(models) != 1 or isinstance(batch, dict):
+            raise NotImplementedError(f"{type(self).__name__} has {'several models' if len(models) != 1 else 'batches of named fields'}, "
+                                      "and no predict_batch()")
+        return models[0](batch[0] if isinstance(batch, (tuple, list)) else batch)
+
     def save_more(self, folder: str) -> Iterable[str | os.PathLike[str]]:
         """On rank 0, once the final weights are in ``folder``/model.safetensors: writes more files there, returns them."""
         return []
@@ -462,7 +474,7 @@ class _Bound:
         self._steps = _Steps(self._context, native.aggregation_frequency)
         if self._context._schedulers or self._context._watches or self._context._own_steps:
             native.add_callback(self._steps)
-        for name in ("evaluate_batch", "save_more", "state_dict", "load_state_dict"):
+        for name in ("evaluate_batch", "predict_batch", "save_more", "state_dict", "load_state_dict"):
             setattr(self, name, getattr(self._trial, name))
 
     def train_batch(self, batch: Any) -> Any:

@@ -132,6 +132,11 @@ class PythonTrial final : public Trial {
       return metrics_from(trial_.attr("evaluate_batch")(validation_->structure().with(batch.tensors)));
     });
   }
+  at::Tensor predict_batch(const Batch& batch) override {
+    return call_python("predict_batch()", [&] {
+      return py::cast<at::Tensor>(trial_.attr("predict_batch")(validation_->structure().with(batch.tensors)));
+    });
+  }
   std::string why_not_repeatable() const override {
     return "the trial is written in Python, where a step may differ from the last one";
   }

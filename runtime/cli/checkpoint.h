@@ -38,6 +38,10 @@ std::string step_text(const checkpoints::Entry& entry);
 std::string metric_text(const checkpoints::About& about);
 Json to_json(const checkpoints::Entry& entry);
 
+// Checks the file that a command is to write, before it begins. `output`: absolute. ConfigError: it cannot be made, or
+// it exists and is not to be replaced.
+void check_output(const std::filesystem::path& output, bool replaces);
+
 // Verifies the checkpoint, with a line of progress on a terminal.
 std::vector<std::string> verify_visibly(const checkpoints::Entry& entry);
 

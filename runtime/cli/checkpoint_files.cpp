@@ -88,22 +88,6 @@ void check(const checkpoints::Entry& entry) {
   throw DataError(entry.path.string() + " is damaged: " + join(problems, "; "), "export another one");
 }
 
-// Checks the output before the checkpoint is read. ConfigError.
-void check_output(const std::filesystem::path& output, bool force) {
-  std::error_code code;
-  if (std::filesystem::is_directory(output, code)) {
-    throw ConfigError(output.string() + " is a folder", "name a file in it");
-  }
-  if (!std::filesystem::is_directory(output.parent_path(), code)) {
-    throw ConfigError(
-        "there is no folder " + output.parent_path().string() + " to write " + output.filename().string() + " into",
-        "make it first, or name a file in another folder");
-  }
-  if (!force && std::filesystem::exists(output, code)) {
-    throw ConfigError(output.string() + " exists", "name another file, or add --force to replace it");
-  }
-}
-
 // libtorch writes models, and only dtrain-worker has it.
 ExitCode export_model(const checkpoints::Entry& entry, const std::filesystem::path& output,
                       const CheckpointExportArguments& arguments, const std::filesystem::path& eval_output) {
@@ -123,6 +107,21 @@ ExitCode export_model(const checkpoints::Entry& entry, const std::filesystem::pa
 }
 
 }  // namespace
+
+void check_output(const std::filesystem::path& output, bool replaces) {
+  std::error_code code;
+  if (std::filesystem::is_directory(output, code)) {
+    throw ConfigError(output.string() + " is a folder", "name a file in it");
+  }
+  if (!std::filesystem::is_directory(output.parent_path(), code)) {
+    throw ConfigError(
+        "there is no folder " + output.parent_path().string() + " to write " + output.filename().string() + " into",
+        "make it first, or name a file in another folder");
+  }
+  if (!replaces && std::filesystem::exists(output, code)) {
+    throw ConfigError(output.string() + " exists", "name another file, or add --force to replace it");
+  }
+}
 
 void add_checkpoint_delete(CLI::App& checkpoint) {
   auto arguments = std::make_shared<DeleteArguments>();

@@ -88,18 +88,19 @@ RankHosts compare_hosts(comm::ControlPlane& control, const host::HostIdentity& h
   return hosts;
 }
 
-void compare_experiments(comm::ControlPlane& control, const config::Experiment& experiment, const Mock& mock) {
+void compare_experiments(comm::ControlPlane& control, const config::Experiment& experiment, const std::string& mode) {
   Json plan = config::to_json(experiment);
   // A rank that has not loaded the rules does not know their defaults.
   if (experiment.profiling_rules == config::ProfilingRules()) plan["profiling"].erase("rules");
-  std::string mine = plan.dump() + to_string(mock);
+  std::string mine = plan.dump() + mode;
   for (const bool on_gpus : {false, true}) {
     for (const auto& [name, value] : experiment.variables_of_ranks(on_gpus)) mine += name + "=" + value + '\0';
   }
   const auto all = control.gather("run.experiment", std::to_string(std::hash<std::string>{}(mine)));
   if (const auto other = first_other(all)) {
-    throw AgreedError("rank " + std::to_string(*other) + " was given another experiment than rank 0",
-                      "start every rank with the same experiment file, the same --set and the same --mock");
+    throw AgreedError(
+        "rank " + std::to_string(*other) + " was given another experiment than rank 0",
+        "start every rank with the same experiment file, the same --set, and the same --mock, --evaluate or --predict");
   }
 }
 

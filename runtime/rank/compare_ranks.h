@@ -15,7 +15,6 @@
 #include "dtrain/host/gpus.h"
 #include "dtrain/host/network.h"
 #include "dtrain/rank/environment.h"
-#include "dtrain/rank/mock.h"
 #include "dtrain/rank/plan_file.h"
 
 namespace dtrain::rank {
@@ -46,7 +45,8 @@ class RankHosts {
 // `started_by` is for messages. `several_allowed`: the ranks may be on several hosts.
 RankHosts compare_hosts(comm::ControlPlane& control, const host::HostIdentity& here, const std::string& started_by,
                         bool several_allowed);
-void compare_experiments(comm::ControlPlane& control, const config::Experiment& experiment, const Mock& mock);
+// `mode`: what the ranks do, if they do not train as usual ("--evaluate").
+void compare_experiments(comm::ControlPlane& control, const config::Experiment& experiment, const std::string& mode);
 // Checks that all hosts see the folder that rank 0 has made.
 void check_folder_is_shared(comm::ControlPlane& control, const RankHosts& hosts, const std::filesystem::path& folder);
 

@@ -18,7 +18,8 @@ namespace dtrain::rank {
 namespace {
 
 constexpr const char* kUsage =
-    R"(usage: %s [--run-dir DIR [--or-continue]] [--set KEY=VALUE]... [--mock WHAT] EXPERIMENT.yaml
+    R"(usage: %s [--run-dir DIR [--or-continue]] [--set KEY=VALUE]... [--mock WHAT | --evaluate | --predict FILE]
+       EXPERIMENT.yaml
        %s --continue RUN [--set KEY=VALUE]...
 
 Trains what EXPERIMENT.yaml describes. Started by itself it is a single rank; started by `dtrain launch`, mpirun, srun
@@ -31,6 +32,9 @@ or torchrun-style variables (RANK, WORLD_SIZE, ...) it is one of several.
   --mock WHAT       leave something out, to measure the rest: loader (train on one batch again and again), train (read
                     batches and do nothing with them), comm (exchange no gradients), or loader,comm. No weights are
                     written
+  --evaluate        compute the metrics of the validation with initial_weights, and train nothing
+  --predict FILE    write the model's outputs for the validation data to FILE (.npy, .safetensors, .jsonl), and train
+                    nothing
   --continue RUN    go on with a run (its folder, or its number or name under ./runs) in its own folder, from its newest
                     checkpoint that is whole, with the experiment that it was started with
   --contents FILE   read FILE in place of EXPERIMENT.yaml, to whose folder relative paths remain relative
@@ -42,8 +46,8 @@ examples:
 )";
 
 // The names of the options, after "experiment", which is no option.
-const std::vector<std::string> kOptionNames{"experiment", "run-dir",  "or-continue", "set",
-                                            "mock",       "continue", "contents",    "help"};
+const std::vector<std::string> kOptionNames{"experiment", "run-dir", "or-continue", "set",      "mock",
+                                            "evaluate",   "predict", "continue",    "contents", "help"};
 
 [[noreturn]] void refuse(const std::string& program, const std::string& message) {
   std::fprintf(stderr, "%s: %s\n%s: --help shows the usage\n", program.c_str(), message.c_str(), program.c_str());
@@ -100,6 +104,11 @@ RankOptions parse_rank_arguments(int argc, char** argv) {
       options.overrides.push_back(value);
     } else if (value_of("--mock", &value)) {
       mock.push_back(value);
+    } else if (argument == "--evaluate") {
+      options.evaluates = true;
+    } else if (value_of("--predict", &value)) {
+      options.evaluates = true;
+      options.predictions = value;
     } else if (value_of("--continue", &value)) {
       continued = value;
     } else if (argument == "--or-continue") {
@@ -115,10 +124,12 @@ RankOptions parse_rank_arguments(int argc, char** argv) {
       options.experiment_file = argument;
     }
   }
-  const bool says_what = !options.experiment_file.empty() || !options.run_dir.empty() || !mock.empty();
+  const bool says_what =
+      !options.experiment_file.empty() || !options.run_dir.empty() || !mock.empty() || options.evaluates;
   if (!continued.empty() && says_what) {
     refuse(options.program, "--continue takes the experiment and the folder from the run; it goes with --set alone");
   }
+  if (options.evaluates && !mock.empty()) refuse(options.program, "--evaluate and --predict do not go with --mock");
   if (options.continues_if_there && options.run_dir.empty()) refuse(options.program, "--or-continue needs --run-dir");
   if (continued.empty() && options.experiment_file.empty()) refuse(options.program, "no experiment file given");
   try {

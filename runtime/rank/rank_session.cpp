@@ -45,6 +45,12 @@ const config::Experiment& RankSession::experiment() const {
 const Mock& RankSession::mock() const {
   return identity_->options.mock;
 }
+bool RankSession::evaluates() const {
+  return identity_->options.evaluates;
+}
+const std::filesystem::path& RankSession::predictions() const {
+  return identity_->options.predictions;
+}
 const comm::World& RankSession::world() const {
   return membership_->world();
 }

@@ -278,7 +278,7 @@ void RankSession::compare_ranks() {
   const bool several_hosts_allowed = membership_->mpi() != nullptr || membership_->reaches_other_hosts();
   hosts_ = std::make_unique<RankHosts>(
       compare_hosts(control(), identity_->host, identity_->environment.started_by, several_hosts_allowed));
-  compare_experiments(control(), experiment(), mock());
+  compare_experiments(control(), experiment(), evaluates() ? "--evaluate" + predictions().string() : to_string(mock()));
   // Throws for a backend that these hosts cannot use.
   (void)backend_for(experiment().communication_backend, *hosts_, membership_->mpi() != nullptr);
   const bool launcher_has_looked = identity_->environment.is_child();

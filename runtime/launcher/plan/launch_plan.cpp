@@ -194,6 +194,10 @@ std::optional<CompleteRequest> complete_request(const LaunchRequest& given, cons
   return request;
 }
 
+std::string evaluating_option(const LaunchRequest& request) {
+  return request.predictions.empty() ? "--evaluate" : "--predict=" + request.predictions.string();
+}
+
 LaunchPlan make_launch_plan(const CompleteRequest& request, const rank::Variables& variables) {
   LaunchPlan plan;
   plan.asked = request;
@@ -239,6 +243,12 @@ LaunchPlan make_launch_plan(const CompleteRequest& request, const rank::Variable
   }
 
   plan.command = entry_command(experiment, variables);
+  if (request.evaluates && runs_script(plan.command)) {
+    throw ConfigError(
+        experiment.file.string() +
+            ": entrypoint: a script has a loop of its own, which dtrain evaluate and dtrain predict cannot leave out",
+        "evaluate in the script, or make it a trial (train.py:MyTrial), docs/python.md");
+  }
   warn(script_warning(plan.command));
   const auto add = [&](auto... words) { (plan.command.push_back(words), ...); };
   add(fs::absolute(request.experiment_file).lexically_normal().string());
@@ -248,6 +258,7 @@ LaunchPlan make_launch_plan(const CompleteRequest& request, const rank::Variable
     if (!config::holds_variables(value)) add("--set", value);
   }
   if (request.mock.any()) add("--mock", to_string(request.mock));
+  if (request.evaluates) add(evaluating_option(request));
 
   rank::Variables of_a_rank = variables;
   for (const auto& [name, value] : experiment.variables_of_ranks(plan.on_gpus())) of_a_rank[name] = value;

@@ -50,7 +50,7 @@ Callbacks::Callbacks(rank::RankSession& session, TrialContext& context, const Po
     : session_(session), callbacks_(compared_callbacks(session, context)), position_(position) {}
 
 void Callbacks::tell(const Callback::Event& event) {
-  if (session_.mock().any()) return;
+  if (session_.mock().any() || session_.evaluates()) return;
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kCallbacks);
   const auto failed = [&](const Callback& callback, const std::string& cause) {
     if (callback.name().empty()) return Error(cause);  // not the user's, but a part of how a script is run

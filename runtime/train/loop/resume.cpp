@@ -13,6 +13,7 @@ namespace dtrain::train {
 TrainingLoop::Outcome TrainingLoop::begin() {
   // A part that the trial has put into evaluation mode (a frozen batch norm) stays in that mode.
   if (torch::nn::Module& model = *context_.wrapped().model; !model.is_training()) model.train();
+  if (session_.evaluates()) return evaluate();
   if (!session_.resume_from().empty()) {
     resume();
   } else if (!begins_with_.empty()) {
@@ -29,6 +30,23 @@ TrainingLoop::Outcome TrainingLoop::begin() {
     return Outcome::kDone;
   }
   return Outcome::kGoOn;
+}
+
+TrainingLoop::Outcome TrainingLoop::evaluate() {
+  if (!validation_.has_data()) {
+    throw rank::AgreedError("there is no validation data to evaluate the model with",
+                            "return a loader from validation_loader() (model: data.validation)");
+  }
+  if (!begins_with_.empty()) {
+    checkpoints_.begin_from(begins_with_, [this](bool same_trial) { other_run_has_same_trial_ = same_trial; });
+  }
+  session_.recorder().mark(profile::RunMark::kInitializationEnd);
+  if (const auto& file = session_.predictions(); !file.empty()) {
+    validation_.predict(file, position_.batches, position_.epoch);
+  } else {
+    validation_.run(position_.batches, position_.epoch);
+  }
+  return Outcome::kDone;
 }
 
 void TrainingLoop::begin_anew() {

@@ -79,6 +79,8 @@ class TrainingLoop {
   // Starts the training data at the checkpoint's place in its epoch. Collective.
   void start_data();
   void begin_anew();
+  // One validation with the weights that initial_weights names, and no training. Collective.
+  Outcome evaluate();
   void begin_with_checkpoint();
   // Before the first batch of a new run: validates, or checks that the metrics will be there. Collective.
   void validate_at_beginning();

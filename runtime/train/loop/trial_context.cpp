@@ -23,6 +23,11 @@
 
 namespace dtrain {
 
+at::Tensor Trial::predict_batch(const Batch&) {
+  throw ConfigError("the trial has no predict_batch(), which dtrain predict needs",
+                    "override it: it returns the model's output for a batch (docs/api.md)");
+}
+
 std::string Trial::state_owner() const {
   return "the trial " + c10::demangle(typeid(*this).name());
 }
@@ -307,7 +312,7 @@ Loader TrialContext::loader(std::shared_ptr<const data::Dataset> dataset, const 
   options.batch_size = batch_size();
   options.rank = rank();
   options.world_size = world_size();
-  options.shuffle = settings.shuffle;
+  options.shuffle = settings.shuffle && session_.predictions().empty();  // predictions have the order of the data
   options.drop_last = settings.drop_last;
   options.seed = session_.experiment().experiment_seed;
   options.workers = settings.workers;

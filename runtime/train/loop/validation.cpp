@@ -10,6 +10,7 @@
 #include "dtrain/base/pulse.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
+#include "loop/prediction_file.h"
 #include "loop/random_seed.h"
 #include "model/precision.h"
 #include "model/tensor_memory.h"
@@ -18,33 +19,20 @@
 namespace dtrain::train {
 namespace {
 
-// Returns the rows that the ranks have added, in rank order, on the CPU; undefined if no rank has added a row. Error if
-// rows differ in type or shape. `batch`: another number in each call. Collective.
-at::Tensor from_all_ranks(rank::RankSession& session, const std::string& name, std::int64_t batch,
-                          GatheredMetric& metric) {
+// Returns the ranks' rows in rank order, on the CPU; undefined if no rank has any. `mine`: undefined for none. Error if
+// rows differ in type or shape; `what` has rows in its message. `key`: another one in each call. Collective.
+at::Tensor gather_rows(rank::RankSession& session, const std::string& what, const std::string& key, at::Tensor mine) {
   const at::NoGradGuard no_grad;
-  const std::vector<at::Tensor> added = metric.take();
-  at::Tensor mine;
   Json form = {{"rows", 0}};
-  if (!added.empty()) {
-    for (const at::Tensor& rows : added) {
-      const bool fits = rows.dim() > 0 && rows.scalar_type() == added.front().scalar_type() &&
-                        rows.sizes().slice(1) == added.front().sizes().slice(1);
-      if (!fits) {
-        throw Error("the metric '" + name + "' was given rows of several forms",
-                    "give add() tensors of one type whose first dimension counts the rows, and whose other dimensions "
-                    "are equal");
-      }
-    }
-    mine = at::cat(added).to(at::kCPU).contiguous();
+  if (mine.defined()) {
+    mine = mine.to(at::kCPU).contiguous();
     form = {{"rows", mine.size(0)},
             {"type", static_cast<int>(mine.scalar_type())},
             {"text",
              std::string(c10::toString(mine.scalar_type())) + " of shape " + Json(mine.sizes().slice(1).vec()).dump()},
             {"shape", mine.sizes().slice(1).vec()}};
   }
-  const std::vector<std::string> texts =
-      session.control().gather("train/gathered/" + name + "/" + std::to_string(batch), form.dump());
+  const std::vector<std::string> texts = session.control().gather(key, form.dump());
   std::vector<std::int64_t> counts;
   Json first;
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
@@ -53,8 +41,8 @@ at::Tensor from_all_ranks(rank::RankSession& session, const std::string& name, s
     if (!of_rank.contains("type")) continue;
     if (first.is_null()) first = of_rank;
     if (of_rank["text"] == first["text"]) continue;
-    throw Error("the metric '" + name + "' has rows of " + of_rank["text"].get<std::string>() + " on rank " +
-                    std::to_string(rank) + ", and of " + first["text"].get<std::string>() + " on a rank before it",
+    throw Error(what + " has rows of " + of_rank["text"].get<std::string>() + " on rank " + std::to_string(rank) +
+                    ", and of " + first["text"].get<std::string>() + " on a rank before it",
                 "give it rows of one form on all ranks");
   }
   const std::int64_t most = *std::max_element(counts.begin(), counts.end());
@@ -72,6 +60,24 @@ at::Tensor from_all_ranks(rank::RankSession& session, const std::string& name, s
     parts.push_back(all[static_cast<std::int64_t>(rank)].narrow(0, 0, counts[rank]));
   }
   return at::cat(parts);
+}
+
+// Returns the rows that the ranks have added, in rank order, on the CPU; undefined if no rank has added a row. Error if
+// rows differ in type or shape. `batch`: another number in each call. Collective.
+at::Tensor from_all_ranks(rank::RankSession& session, const std::string& name, std::int64_t batch,
+                          GatheredMetric& metric) {
+  const std::vector<at::Tensor> added = metric.take();
+  for (const at::Tensor& rows : added) {
+    const bool fits = rows.dim() > 0 && rows.scalar_type() == added.front().scalar_type() &&
+                      rows.sizes().slice(1) == added.front().sizes().slice(1);
+    if (!fits) {
+      throw Error("the metric '" + name + "' was given rows of several forms",
+                  "give add() tensors of one type whose first dimension counts the rows, and whose other dimensions "
+                  "are equal");
+    }
+  }
+  return gather_rows(session, "the metric '" + name + "'", "train/gathered/" + name + "/" + std::to_string(batch),
+                     added.empty() ? at::Tensor() : at::cat(added));
 }
 
 // Returns the sum of the ranks' tensors, float64 on the CPU, the same on every rank; undefined if no rank has one.
@@ -145,6 +151,21 @@ Validation::Validation(Trial& trial, TrialContext& context, rank::RankSession& s
 std::optional<Validation::Result> Validation::run(std::int64_t batch, std::int64_t epoch) {
   if (!loader_ || last_batch_ == batch) return std::nullopt;
   last_batch_ = batch;
+  each_batch(batch, [&](const Batch& part) {
+    Metrics logged;
+    metrics_.add(evaluate(part, logged), part.samples);
+    SkippedSamples::add_metric(*loader_, part, logged);
+    metrics_.add_logged(logged, part.samples);
+  });
+  const profile::PhaseScope phase(session_.recorder(), profile::Phase::kValidation);
+  ReducedMetrics reduced = metrics_.reduce();
+  add_metrics_of_all(reduced, batch);
+  const Result result = judge(reduced);
+  if (session_.world().rank == 0) report(reduced, result, batch, epoch);
+  return result;
+}
+
+void Validation::each_batch(std::int64_t batch, const std::function<void(const Batch&)>& visit) {
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kValidation);
   const TensorMemory::Interlude interlude;
   torch::nn::Module& model = *context_.wrapped().model;
@@ -161,20 +182,41 @@ std::optional<Validation::Result> Validation::run(std::int64_t batch, std::int64
       Pulse::own().move();
       skipped_.see(*part);
       feed_.move(*part);
-      Metrics logged;
-      metrics_.add(evaluate(*part, logged), part->samples);
-      SkippedSamples::add_metric(*loader_, *part, logged);
-      metrics_.add_logged(logged, part->samples);
+      visit(*part);
       in_flight_.end_batch();
     }
     in_flight_.finish_all();
   }
   feed_.let_go();
-  ReducedMetrics reduced = metrics_.reduce();
-  add_metrics_of_all(reduced, batch);
-  const Result result = judge(reduced);
-  if (session_.world().rank == 0) report(reduced, result, batch, epoch);
-  return result;
+}
+
+void Validation::predict(const std::filesystem::path& path, std::int64_t batch, std::int64_t epoch) {
+  std::optional<PredictionFile> file;
+  if (session_.world().rank == 0) file.emplace(path);
+  std::int64_t round = 0;
+  // In each round a rank has a batch or, near the end of the data, none. Parts of one global batch follow in rank
+  // order.
+  const auto exchange = [&](const at::Tensor& rows) {
+    const at::Tensor all = gather_rows(session_, "predict_batch()", "train/predicted/" + std::to_string(round++), rows);
+    if (all.defined() && file) file->add(all);
+    return all.defined();
+  };
+  each_batch(batch, [&](const Batch& part) { exchange(predicted(part)); });
+  while (exchange({})) {
+  }
+  if (!file) return;
+  file->finish();
+  session_.write_metrics({{"kind", "prediction"}, {"batch", batch}, {"epoch", epoch}, {"shape", file->shape()}});
+}
+
+at::Tensor Validation::predicted(const Batch& batch) {
+  const Autocast autocast(autocast_type(session_.experiment().optimizations.mixed_precision), context_.device());
+  at::Tensor rows = trial_.predict_batch(batch);
+  if (rows.defined() && rows.dim() > 0 && rows.size(0) == batch.samples) return rows;
+  throw Error("predict_batch() has returned " +
+                  (rows.defined() ? "a tensor of shape " + Json(rows.sizes().vec()).dump() : std::string("no tensor")) +
+                  " for a batch of " + count_of(batch.samples, "sample"),
+              "return a tensor whose first dimension counts the samples");
 }
 
 Validation::Result Validation::judge(const ReducedMetrics& reduced) {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -45,9 +47,15 @@ class Validation {
   // the same on all ranks.
   std::optional<Result> run(std::int64_t batch, std::int64_t epoch);
 
+  // Writes the model's outputs for the whole validation data to `path`, in the order of the data, with the weights as
+  // in run(). With a loader of the trial's own, the order is that of its batches: in each round those of the ranks, in
+  // rank order. Only with data. Collective.
+  void predict(const std::filesystem::path& path, std::int64_t batch, std::int64_t epoch);
+
   // Evaluates one batch to see that searcher.metric and the metric of early stopping are there, before hours are spent
   // on training: AgreedError if not. Leaves nothing behind. If no rank has a batch to evaluate, run() finds out.
   void check_metric();
+  bool has_data() const { return loader_ != nullptr; }
   void visit(StateVisitor& visitor);
   // Makes the next value the best one, whatever the values before.
   void forget_best() {
@@ -56,6 +64,10 @@ class Validation {
   }
 
  private:
+  // Calls `visit` for each of this rank's batches, on the device, with the weights to be validated. Collective.
+  void each_batch(std::int64_t batch, const std::function<void(const Batch&)>& visit);
+  // Returns what the trial predicts. Error unless it has a row for each sample.
+  at::Tensor predicted(const Batch& batch);
   // Evaluates without gradients, in the types of training. `logged` gets the metrics that the trial has logged.
   Metrics evaluate(const Batch& batch, Metrics& logged);
   // Adds the metrics of context.add_metric(). Collective.

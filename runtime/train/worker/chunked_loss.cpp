@@ -38,7 +38,7 @@ LossValues ChunkedLoss::evaluate(LossInput& input, bool needs_scores) {
                          bytes_of_scores(hidden, layer_) >= least_bytes_in_chunks(hidden, layer_);
   if (at::GradMode::is_enabled() && !std::exchange(is_reported_, true)) report_first(hidden, in_chunks);
   if (!in_chunks) {
-    input.output = at::linear(hidden, layer_.weight, layer_.bias.defined() ? std::optional(layer_.bias) : std::nullopt);
+    input.output = scores(hidden);
     return evaluate_loss(loss_, input);
   }
   LossValues values = evaluate_in_chunks(loss, input, layer_);
@@ -46,6 +46,10 @@ LossValues ChunkedLoss::evaluate(LossInput& input, bool needs_scores) {
   shape.back() = layer_.classes();
   input.output = at::empty(shape, at::TensorOptions().device(at::kMeta));
   return values;
+}
+
+at::Tensor ChunkedLoss::scores(const at::Tensor& hidden) const {
+  return at::linear(hidden, layer_.weight, layer_.bias.defined() ? std::optional(layer_.bias) : std::nullopt);
 }
 
 void ChunkedLoss::report_first(const at::Tensor& hidden, bool in_chunks) {

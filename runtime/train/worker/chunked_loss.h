@@ -25,6 +25,9 @@ class ChunkedLoss {
   // the loss was computed in chunks, a tensor of their shape without memory (at::kMeta), which `needs_scores` excludes.
   LossValues evaluate(LossInput& input, bool needs_scores);
 
+  // Returns the scores of hidden states, with the bits that the whole model would give.
+  at::Tensor scores(const at::Tensor& hidden) const;
+
  private:
   std::string why_not(const config::ModelJob& job) const;
   void report(bool used, const std::string& text, Json more = Json::object());

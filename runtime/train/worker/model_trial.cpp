@@ -265,6 +265,14 @@ class ModelTrial final : public Trial {
     return metrics;
   }
 
+  at::Tensor predict_batch(const Batch& batch) override {
+    FileModel& model = evaluating_model();
+    const at::Tensor output =
+        model.output(model.forward(inputs(batch)), eval_model_ ? eval_output_choice_ : output_choice_);
+    model.take_over_buffers();
+    return !eval_model_ && chunked_loss_->has_layer() ? chunked_loss_->scores(output) : output;
+  }
+
   std::string why_not_repeatable() const override {
     if (config::weighs_batches(job_.loss.loss)) return "with ignore_index or class_weights, each batch has a weight";
     if (!fields_.of_loss.empty())

@@ -22,6 +22,8 @@ struct LaunchRequest {
   std::filesystem::path cluster;       // --cluster; empty: looked for
   std::filesystem::path run_dir;       // empty: the next one under runs/
   rank::Mock mock;
+  bool evaluates = false;                     // one validation with initial_weights, and no training
+  std::filesystem::path predictions;          // with `evaluates`: the model's outputs are written there; empty: metrics
   bool dry_run = false;                       // print the plan, start nothing
   bool detach = false;                        // run without the terminal once the task is in the ledger
   bool is_trial = false;                      // a short run for another launch; ends with that launch, writes no report

@@ -66,7 +66,7 @@ struct StopOutcome {
 };
 
 // The command line of a rank program: `program experiment.yaml [--run-dir DIR [--or-continue]] [--set a.b=c]… [--mock
-// WHAT]`, or `program --continue RUN [--set a.b=c]…`.
+// WHAT | --evaluate]`, or `program --continue RUN [--set a.b=c]…`.
 struct RankOptions {
   std::filesystem::path experiment_file;
   std::filesystem::path contents;      // --contents: read instead of experiment_file; empty: that file itself
@@ -75,6 +75,8 @@ struct RankOptions {
   bool continues_if_there = false;     // --or-continue: the same if run_dir holds a run, which rank 0 looks at
   std::vector<std::string> overrides;  // --set; with --continue after those of the run's start
   Mock mock;                           // --mock
+  bool evaluates = false;              // --evaluate, --predict: one pass over the validation data, and no training
+  std::filesystem::path predictions;   // --predict: the file of the model's outputs; empty: metrics are computed
   std::string program;                 // argv[0]
   bool for_model = false;              // runs `model:` experiments and no others (dtrain-worker)
   Json versions;                       // {"libtorch": "2.11.0", …}: goes into plan.json and the dumps
@@ -102,6 +104,8 @@ class RankSession {
 
   const config::Experiment& experiment() const;
   const Mock& mock() const;
+  bool evaluates() const;                            // RankOptions::evaluates
+  const std::filesystem::path& predictions() const;  // RankOptions::predictions
   const comm::World& world() const;
   // Returns the GPU that this rank trains on, as CUDA numbers the GPUs of this process; empty: it trains on the CPU.
   std::optional<int> gpu() const;

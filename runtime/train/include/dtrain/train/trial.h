@@ -319,6 +319,9 @@ class Trial {
   virtual std::string why_not_repeatable() const { return ""; }
   // Evaluates a batch of validation. Called with gradients off and the model in evaluation mode.
   virtual Metrics evaluate_batch(const Batch& batch) = 0;
+  // Returns the model's outputs for a batch of validation, for `dtrain predict`: a tensor whose first dimension counts
+  // the samples. Called as evaluate_batch() is. Without an override `dtrain predict` is refused.
+  virtual at::Tensor predict_batch(const Batch& batch);
   // Called on rank 0 once the final weights are in `folder`/model.safetensors. Writes the model in further forms there,
   // and returns the files.
   virtual std::vector<std::filesystem::path> save_more(const std::filesystem::path& folder) {
