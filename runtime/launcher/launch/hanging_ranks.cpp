@@ -9,8 +9,6 @@
 #include "dtrain/base/text.h"
 #include "dtrain/host/proc_file.h"
 #include "dtrain/host/processes.h"
-#include "launch/flight_dump.h"
-#include "launch/thread_stacks.h"
 
 namespace dtrain::launcher {
 namespace {

@@ -13,16 +13,14 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/subprocess.h"
-#include "dtrain/base/unix_socket.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/processes.h"
 #include "dtrain/launcher/launch.h"
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/keepers.h"
-#include "dtrain/rank/launcher_link.h"
 #include "dtrain/rank/stop_requests.h"
 #include "launch/attempts.h"
+#include "launch/rank_process.h"
 
 namespace dtrain::launcher {
 
@@ -65,27 +63,15 @@ class NodeRanks {
   const std::filesystem::path& run_dir() const { return run_dir_; }
 
  private:
-  struct Rank {
-    int rank;
-    Process process;
-    UnixSocket link;
-    std::optional<ExitStatus> status = {};
-    std::optional<rank::ErrorMessage> error = {};
-    HangingProcess hanging = {};
-    bool ended_by_us = false;
-    bool finished = false;  // to the end, or stopped together with all others
-  };
-
-  void start(const ProcessOptions& options, int rank);
   bool all_ended() const;
-  void read_link(Rank& rank);
-  void reap(Rank& rank);
+  void read_links();
+  void reap(RankProcess& rank);
   void interrupt(int signal);
   void end_what_hangs();
   bool is_failure(const ExitStatus& status) const;
   NodeEnd end() const;
 
-  std::vector<Rank> ranks_;
+  std::vector<RankProcess> ranks_;
   std::filesystem::path run_dir_;
   std::optional<std::chrono::steady_clock::time_point> failed_at_;
   std::optional<std::chrono::steady_clock::time_point> interrupted_at_;
