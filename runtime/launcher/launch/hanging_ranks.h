@@ -1,4 +1,4 @@
-// Finds the ranks of one attempt that hang (hang_watch.h), says what they do, and ends them. One thread.
+// What ranks do, and what is said of those that hang (hang_watch.h), before they are ended. One thread.
 #pragma once
 
 #include <filesystem>
@@ -27,6 +27,8 @@ class RankPulse {
 
   // Returns what the rank does now. Of a rank that has got on since the last call, /proc is not read.
   RankSight look();
+  // Returns what it waits for, for people; empty: for no other rank.
+  std::string wait() const;
   const PulsePage& page() const { return page_; }
   std::span<const std::byte> memory() const { return memory_.bytes(); }
   pid_t pid() const { return pid_; }
@@ -72,6 +74,33 @@ std::string pickle_of(const Json& value);
 // has shared none.
 Json flight_record(const std::filesystem::path& records, int world_size, const PulsePage* page);
 
+// What a rank of the run does at one moment, on this host or another one.
+struct SeenRank {
+  RankSight sight;
+  std::string wait;  // for people; empty: it does not wait for others
+};
+Json to_json(const SeenRank& rank);
+SeenRank seen_rank_of(const Json& json);
+
+// Looks at ranks of this host.
+std::vector<SeenRank> look_at(const std::vector<WatchedRank>& ranks);
+// Returns the ranks that hang, by what all ranks of the run do, in rank order.
+std::optional<Hang> find_hang(HangWatch& watch, std::span<const SeenRank> all);
+
+struct HangReport {
+  Failure failure;
+  std::vector<Json> events;  // "rank_hangs", of each rank of this host that hangs
+};
+
+// Writes the last collectives of ranks of this host to logs/flight_record/.
+void write_flight_records(const std::vector<WatchedRank>& ranks, std::size_t world_size, const rank::RunFolder& folder);
+
+// Ends the ranks that hang among `ranks`, those of this host. Before that their stacks go to logs/hang-rank-N.txt and
+// to their logs. `all`: the ranks of the run, in rank order. Empty: none of `ranks` hangs.
+std::optional<HangReport> end_hanging(const Hang& hang, const std::vector<WatchedRank>& ranks,
+                                      std::span<const SeenRank> all, const rank::RunFolder& folder);
+
+// The watch over ranks that are all on this host.
 class HangingRanks {
  public:
   HangingRanks(const config::Recovery& recovery, const rank::RunFolder& folder, LaunchEvents& events,
@@ -82,17 +111,10 @@ class HangingRanks {
         events_(events),
         clock_(clock) {}
 
-  // If ranks hang, writes their stacks to logs/hang-rank-N.txt and to their logs, and the last collectives of all ranks
-  // to logs/flight_record/; kills them, and returns the failure.
-  // Called again and again; looks four times a second.
+  // Ends the ranks that hang, and returns the failure. Called again and again; looks four times a second.
   std::optional<Failure> look(const std::vector<WatchedRank>& ranks);
 
  private:
-  std::string describe(int rank, const std::vector<WatchedRank>& ranks, const std::vector<RankSight>& sights,
-                       const Hang& hang) const;
-  void write_flight_records(const std::vector<WatchedRank>& ranks) const;
-  std::string write_stacks(int rank, const WatchedRank& watched, bool stopped, const std::string& cause) const;
-
   const bool watches_;
   HangWatch watch_;
   const rank::RunFolder& folder_;

@@ -142,6 +142,15 @@ RankProcess start_rank(const Attempt& attempt, const rank::RankPlacement& placem
                             [&](const ProcessOptions& rank) { return attempt.standby.start(rank); });
 }
 
+// A rank 0 that is killed early leaves the file, under its own name or a temporary one.
+void remove_rendezvous(const std::filesystem::path& file) {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(file.parent_path(), ignored)) {
+    const bool is_of_run = entry.path().filename().string().starts_with(file.filename().string());
+    if (is_of_run) std::filesystem::remove(entry.path(), ignored);
+  }
+}
+
 const Patience& patience_with(const RankProcess& rank) {
   if (rank.saves()) return kPatienceWithSavingRank;
   return rank.joined() ? kPatienceWithRank : kPatienceWithStartingRank;
@@ -320,8 +329,7 @@ Outcome run_local(const Attempt& attempt) {
   monitor.await();
   watch_ranks(attempt, ranks);
   Outcome outcome = ranks.outcome();
-  std::error_code ignored;
-  std::filesystem::remove(handover.rendezvous, ignored);  // left only by a rank 0 that was killed early
+  remove_rendezvous(handover.rendezvous);
 
   // The monitor ends after the last rank. If some rank never connected, there is no reason to wait.
   const auto patience = ranks.all_joined() ? kLocalMonitorPatience : std::chrono::seconds(0);

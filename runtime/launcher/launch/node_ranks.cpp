@@ -92,11 +92,8 @@ NodePlan plan_node(const LaunchRequest& given, const rank::NodeEnvironment& node
 }
 
 Json to_json(const NodeEnd& end) {
-  return {{"code", end.code},
-          {"failed", end.failed},
-          {"stopped", end.stopped},
-          {"cause", end.cause},
-          {"may_pass", end.may_pass}};
+  return {{"code", end.code},   {"failed", end.failed},     {"stopped", end.stopped},
+          {"cause", end.cause}, {"may_pass", end.may_pass}, {"hangs", end.hangs}};
 }
 
 NodeEnd node_end_of(const Json& json) {
@@ -104,11 +101,13 @@ NodeEnd node_end_of(const Json& json) {
           .failed = json.at("failed").get<bool>(),
           .stopped = json.at("stopped").get<bool>(),
           .cause = json.at("cause").get<std::string>(),
-          .may_pass = json.at("may_pass").get<bool>()};
+          .may_pass = json.at("may_pass").get<bool>(),
+          .hangs = json.at("hangs").get<std::vector<Json>>()};
 }
 
 NodeRanks::NodeRanks(const NodePlan& plan, const rank::NodeEnvironment& node, const rank::Variables& variables,
-                     const fs::path& run_dir, int restart) {
+                     const fs::path& run_dir, int restart)
+    : hangs_(plan.experiment.recovery, node, restart) {
   for (int local = 0; local < plan.ranks_here; ++local) {
     const int rank = node.rank * plan.ranks_here + local;
     ProcessOptions options{.command = plan.command};
@@ -135,7 +134,7 @@ NodeRanks::NodeRanks(const NodePlan& plan, const rank::NodeEnvironment& node, co
   }
 }
 
-NodeEnd NodeRanks::wait(rank::LaunchSignals& signals, const rank::Keepers& keepers) {
+NodeEnd NodeRanks::wait(rank::LaunchSignals& signals, rank::Keepers& keepers) {
   bool lost = false;
   while (!all_ended()) {
     std::vector<pollfd> descriptors{{signals.fd(), POLLIN, 0}};
@@ -150,6 +149,7 @@ NodeEnd NodeRanks::wait(rank::LaunchSignals& signals, const rank::Keepers& keepe
     for (RankProcess& rank : ranks_) reap(rank);
     lost = lost || !keepers.lost().empty();
     if (lost && !failed_at_) failed_at_ = SteadyClock::now();
+    if (!failed_at_ && !interrupted_at_) look_for_hangs(keepers);
     end_what_hangs();
   }
   read_links();
@@ -158,6 +158,11 @@ NodeEnd NodeRanks::wait(rank::LaunchSignals& signals, const rank::Keepers& keepe
 
 NodeEnd NodeRanks::end() const {
   NodeEnd end{.stopped = interrupted_at_.has_value()};
+  if (hang_) {
+    end.cause = hang_->failure.cause;
+    end.may_pass = true;
+    end.hangs = hang_->events;
+  }
   bool bad_input = false;
   for (const RankProcess& rank : ranks_) {
     const ExitStatus& status = *rank.status();
@@ -183,6 +188,15 @@ NodeEnd NodeRanks::end() const {
   return end;
 }
 
+void NodeRanks::look_for_hangs(rank::Keepers& keepers) {
+  std::vector<WatchedRank> watched;
+  for (RankProcess& rank : ranks_) watched.push_back(rank.watched());
+  hang_ = hangs_.look(watched, keepers, run_dir_);
+  if (!hang_) return;
+  std::fprintf(stderr, "dtrain: %s\n", hang_->failure.cause.c_str());
+  failed_at_ = SteadyClock::now();
+}
+
 bool NodeRanks::all_ended() const {
   return std::all_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) { return rank.status().has_value(); });
 }
@@ -206,7 +220,7 @@ void NodeRanks::read_links() {
 void NodeRanks::reap(RankProcess& rank) {
   if (rank.status() || !rank.reap() || !is_failure(*rank.status())) return;
   // A rank that ends with an exit code has said why.
-  if (rank.status()->signal != 0 && !rank.was_asked_to_end()) {
+  if (rank.status()->signal != 0 && !rank.was_asked_to_end() && !hang_) {
     std::fprintf(stderr, "dtrain: rank %d was %s\n", rank.rank(), rank.status()->describe().c_str());
   }
   if (!failed_at_) failed_at_ = SteadyClock::now();
