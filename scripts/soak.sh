@@ -2,7 +2,7 @@
 # Long campaigns with random cases. A failure names its seed; SOAK_SEED=that SOAK_CASES=1 repeats it.
 #   scripts/soak.sh BUILD_FOLDER     SOAK_CASES=1000 and SOAK_SEED=1 in the environment
 # SOAK_SECONDS=600 is for how long processes of a run are killed, one every SOAK_EVERY="3 10 1" seconds, a run for each.
-# SOAK_STOP_EVERY=60 adds a run in which a rank is stopped (SIGSTOP) that often.
+# SOAK_KILL_POINTS=500 ranks die at the steps of recoveries. SOAK_STOP_EVERY=60 adds a run in which a rank is stopped (SIGSTOP) that often.
 set -euo pipefail
 folder=$1
 export SOAK_CASES=${SOAK_CASES:-1000} SOAK_SEED=${SOAK_SEED:-1}
@@ -28,6 +28,8 @@ for every in ${SOAK_EVERY:-3 10 1}; do
   campaign "a process is killed every $every s" .deps/peers/bin/python -B tests/integration/kills.py "$folder/bin" --every "$every" \
     --seconds "${SOAK_SECONDS:-600}" --seed "$SOAK_SEED"
 done
+campaign "a rank dies at each step of a recovery" .deps/peers/bin/python -B tests/integration/kill_points.py "$folder/bin" \
+  --cases "${SOAK_KILL_POINTS:-500}" --seed "$SOAK_SEED"
 if [ -n "${SOAK_STOP_EVERY:-}" ]; then
   campaign "a rank is stopped every $SOAK_STOP_EVERY s" .deps/peers/bin/python -B tests/integration/kills.py "$folder/bin" --every 10000 \
     --stop-every "$SOAK_STOP_EVERY" --seconds "${SOAK_SECONDS:-600}" --seed "$SOAK_SEED"

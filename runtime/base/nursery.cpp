@@ -9,7 +9,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
@@ -21,19 +20,6 @@ namespace {
 
 constexpr int kSocketFd = 3;  // its number in the nursery
 constexpr auto kPatience = std::chrono::seconds(3);
-
-struct SocketPair {
-  UnixSocket ours;
-  UniqueFd theirs;
-};
-
-SocketPair make_socket_pair() {
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
-    throw SystemError("cannot make a socket pair", errno);
-  }
-  return {UnixSocket(UniqueFd(ends[0])), UniqueFd(ends[1])};
-}
 
 ProcessOptions options_of_nursery(ProcessOptions options, int socket, int nothing) {
   options.environment[kNurseryVariable] = std::to_string(kSocketFd);
@@ -81,7 +67,7 @@ std::string receive_text(UnixSocket& socket) {
 }
 
 Process start_nursery(const ProcessOptions& options, UnixSocket& socket) {
-  SocketPair pair = make_socket_pair();
+  UnixSocketPair pair = make_socket_pair();
   const UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
   socket = std::move(pair.ours);
   return Process::start(options_of_nursery(options, pair.theirs.get(), nothing.get()));
@@ -137,7 +123,7 @@ std::optional<Process> Nursery::start(const ProcessOptions& options) {
 // The new process waits at the gate until this process knows it, and ends there if this process gives it up.
 std::optional<Process> Nursery::fork(const ProcessOptions& options) {
   const Subreaper subreaper;
-  SocketPair gate = make_socket_pair();
+  UnixSocketPair gate = make_socket_pair();
   std::vector<std::string> texts = environment_of(options);
   texts.insert(texts.begin(), options.working_folder.empty() ? std::filesystem::current_path().string()
                                                              : options.working_folder.string());

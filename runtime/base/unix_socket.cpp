@@ -164,6 +164,14 @@ std::optional<UnixMessage> UnixSocket::receive(std::chrono::milliseconds timeout
   return message;
 }
 
+UnixSocketPair make_socket_pair() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    throw SystemError("cannot make a socket pair", errno);
+  }
+  return {UnixSocket(UniqueFd(ends[0])), UniqueFd(ends[1])};
+}
+
 UnixListener UnixListener::create(const std::string& prefix) {
   return create_named("dtrain-" + prefix + "-" + random_hex(8));
 }

@@ -95,6 +95,16 @@ bool is_stopped(pid_t pid) {
   return state == "T" || state == "t";
 }
 
+ProcessState read_process_state(pid_t pid) {
+  const auto text = read_proc_file("/proc/" + std::to_string(pid) + "/status");
+  const auto after = [&](std::string_view key) {
+    const std::size_t at = text ? text->find(key) : std::string::npos;
+    return at == std::string::npos ? std::string_view() : std::string_view(*text).substr(at + key.size());
+  };
+  const std::string_view state = after("\nState:\t"), tracer = after("\nTracerPid:\t");
+  return {.state = state.empty() ? '?' : state[0], .traced = !tracer.empty() && tracer[0] != '0'};
+}
+
 std::uint64_t start_ticks(pid_t pid) {
   // In a container of another processor qemu-user makes up /proc/PID/stat, with the start of the thread that reads it.
   const std::string number = std::to_string(pid);

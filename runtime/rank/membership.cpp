@@ -104,6 +104,7 @@ void Membership::enter(std::unique_ptr<comm::ControlPlane> control) {
                     std::to_string(mpi_->size()));
   }
   release_communicators();
+  stopped_.reset();
   control_ = std::move(control);
   world_ = control_->world();
   if (on_failure_) control_->on_failure(on_failure_);
@@ -120,6 +121,10 @@ void Membership::make_communicator(const comm::Backend& backend, const comm::Com
 
 void Membership::make_device_communicator(const comm::NcclOptions& nccl, const comm::CommunicatorOptions& options) {
   device_communicator_ = comm::make_nccl_communicator(*control_, nccl, options);
+}
+
+void Membership::watch_for_stopped_ranks(const std::string& host_name, std::chrono::milliseconds patience) {
+  stopped_ = std::make_unique<StoppedRanks>(*control_, host_name, patience);
 }
 
 void Membership::release_communicators() {

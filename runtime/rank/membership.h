@@ -28,6 +28,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/launcher_link.h"
+#include "stopped_ranks.h"
 
 namespace dtrain::rank {
 
@@ -51,6 +52,8 @@ class Membership {
   void make_device_communicator(const comm::NcclOptions& nccl, const comm::CommunicatorOptions& options);
   // Calls `callback` when a rank fails: once in each generation, this one and later ones.
   void on_failure(std::function<void(const comm::RankFailure&)> callback);
+  // Collective: from now on ranks that are stopped are noticed (stopped_ranks.h), until the end of this generation.
+  void watch_for_stopped_ranks(const std::string& host_name, std::chrono::milliseconds patience);
   // Releases the communicators and stays connected.
   void release_communicators();
   // Ends this generation in good order: waits until every rank has called it. Not after a failure.
@@ -78,6 +81,7 @@ class Membership {
   // Destroyed in reverse: the communicators use the other two, and the end of the MPI job may end the process.
   std::shared_ptr<comm::MpiJob> mpi_;
   std::unique_ptr<comm::ControlPlane> control_;
+  std::unique_ptr<StoppedRanks> stopped_;  // null: a launcher or keepers watch the ranks
   std::unique_ptr<comm::Communicator> communicator_;
   std::unique_ptr<comm::Communicator> device_communicator_;  // null: none
 };

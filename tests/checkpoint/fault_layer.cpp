@@ -6,6 +6,9 @@
 //   DTRAIN_FAULT_AT      the number of the call, from 1
 //   DTRAIN_FAULT_KIND    kill: SIGKILL instead of the call; eio: it fails with EIO; short: a write writes a part;
 //                        nospace: from this call on everything that needs space fails with ENOSPC
+//   DTRAIN_FAULT_MARK    a file that is made before the process dies here
+//   DTRAIN_FAULT_AFTER   calls count once this file is there
+//   DTRAIN_FAULT_READS   files that are opened count, too, though that changes nothing
 //   DTRAIN_FAULT_LOG     the file for the lines
 //   DTRAIN_FAULT_NO_EXCHANGE, DTRAIN_FAULT_NO_DIRECT   the file system knows no RENAME_EXCHANGE, no O_DIRECT
 #include <cerrno>
@@ -28,7 +31,10 @@ namespace {
 struct Layer {
   std::string root = text("DTRAIN_FAULT_ROOT");
   std::string kind = text("DTRAIN_FAULT_KIND");
+  std::string mark = text("DTRAIN_FAULT_MARK");
+  std::string after = text("DTRAIN_FAULT_AFTER");
   long at = std::atol(text("DTRAIN_FAULT_AT").c_str());
+  bool reads = std::getenv("DTRAIN_FAULT_READS") != nullptr;
   bool no_exchange = std::getenv("DTRAIN_FAULT_NO_EXCHANGE") != nullptr;
   bool no_direct = std::getenv("DTRAIN_FAULT_NO_DIRECT") != nullptr;
   int log = -1;
@@ -84,6 +90,7 @@ enum class Fate { kCall, kFail, kShort };
 // Counts a call below the root and decides about it.
 Fate fate_of(Needs needs) {
   Layer& one = layer();
+  if (!one.after.empty() && ::access(one.after.c_str(), F_OK) != 0) return Fate::kCall;
   ++one.calls;
   if (one.at <= 0 || one.calls < one.at) return Fate::kCall;
   if (one.kind == "nospace" && needs == Needs::kSpace) {
@@ -91,7 +98,10 @@ Fate fate_of(Needs needs) {
     return Fate::kFail;
   }
   if (one.calls != one.at) return Fate::kCall;
-  if (one.kind == "kill") ::kill(::getpid(), SIGKILL);
+  if (one.kind == "kill") {
+    if (!one.mark.empty()) real<int(const char*, int, ...)>("open")(one.mark.c_str(), O_WRONLY | O_CREAT, 0666);
+    ::kill(::getpid(), SIGKILL);
+  }
   if (one.kind == "eio") {
     errno = EIO;
     return Fate::kFail;
@@ -121,7 +131,8 @@ using Guard = std::lock_guard<std::recursive_mutex>;
 
 int open_file(const char* name, int folder, const char* path, int flags, mode_t mode) {
   const auto call = [&] { return real<int(int, const char*, int, ...)>(name)(folder, path, flags, mode); };
-  const char* relative = (flags & O_CREAT) ? below_root(path_at(folder, path)) : nullptr;
+  const bool counts = (flags & O_CREAT) || layer().reads;
+  const char* relative = counts ? below_root(path_at(folder, path)) : nullptr;
   if (!relative) return call();
   const Guard guard(layer().mutex);
   if (fate_of(Needs::kSpace) == Fate::kFail) return -1;

@@ -306,6 +306,35 @@ class Recovering(PodsTest):
             self.assertRegex(pod.output(), r"dtrain: attempt 1 failed: rank [23] was killed by signal 9 \(SIGKILL\)\n"
                                            r"dtrain: restart 1 of 5")
 
+    def test_a_rank_that_is_stopped_is_named_and_started_again_in_place(self):
+        pods = self.run_both([*self.command, "--set", "recovery.hang=1"])
+        self.saved(2)
+        on_host("b", "kill", "-STOP", self.ranks("b")[0])
+        self.expect(pods, 0)
+        self.check_bits([1])
+        (event,) = Result(0, "", self.run_dir).events("rank_hangs")
+        self.assertIn(event["rank"], (2, 3))
+        self.assertTrue(event["stopped"])
+        for pod in pods:
+            self.assertRegex(pod.output(), rf"dtrain: attempt 1 failed: rank {event['rank']} (at|after) batch \d+.*, is stopped \(SIGSTOP\): "
+                                           "it has not got on for .*, while rank 0 waits in ")
+
+    def test_a_rank_that_hangs_alone_on_its_host_is_named_with_its_stack(self):
+        """Nobody waits for it on its own host: the keepers find it together."""
+        trouble = {"rank": 1, "batch": 12, "kind": "deadlock", "once": True}
+        experiment = write_job(self.work.path, self.rank_program, 2, max_restarts=1, recovery={"hang": 1},
+                               hyperparameters={"trouble": trouble, "checkpoint_every": 5})
+        pods = self.run_both(self.launch(experiment, self.run_dir), ranks_here=1)
+        self.expect(pods, 0)
+        logs = self.run_dir / "attempt-1" / "logs"
+        for pod in pods:
+            self.assertRegex(pod.output(), "dtrain: attempt 1 failed: rank 1 at batch 12, in train_batch.forward, hangs: it has not got "
+                                           "on for .*, while rank 0 waits in all_reduce")
+        self.assertIn("rank 1 is at lock_twice() in rank_program", pods[0].output())
+        self.assertIn("lock_twice() in rank_program", (logs / "hang-rank-1.txt").read_text())
+        self.assertEqual(sorted(file.name for file in (logs / "flight_record").iterdir()), ["rank_0", "rank_1"])
+        self.assertEqual([event["rank"] for event in Result(0, "", self.run_dir).events("rank_hangs")], [1])
+
     def replace(self, host):
         """A pod that vanishes, and another one in its place."""
         pods = {pod.host: pod for pod in self.run_both(self.command)}

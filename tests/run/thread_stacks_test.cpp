@@ -5,8 +5,7 @@
 #include <gmock/gmock.h>
 
 #include "dtrain/base/pulse.h"
-#include "launch/flight_dump.h"
-#include "launch/thread_stacks.h"
+#include "launch/hanging_ranks.h"
 #include "run_harness.h"
 
 namespace dtrain::launcher {

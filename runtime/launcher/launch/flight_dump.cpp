@@ -1,12 +1,11 @@
-#include "launch/flight_dump.h"
-
+// The last collectives of the ranks, in the form of PyTorch's flight recorder.
 #include <algorithm>
 #include <bit>
 #include <cstring>
 #include <fstream>
 #include <vector>
 
-#include "dtrain/base/text.h"
+#include "launch/hanging_ranks.h"
 
 namespace dtrain::launcher {
 namespace {

@@ -9,28 +9,11 @@
 #include "dtrain/base/text.h"
 #include "dtrain/host/proc_file.h"
 #include "dtrain/host/processes.h"
-#include "launch/flight_dump.h"
-#include "launch/thread_stacks.h"
 
 namespace dtrain::launcher {
 namespace {
 
 constexpr Nanoseconds kPulsePeriod = std::chrono::milliseconds(250);
-
-struct ProcessState {
-  char state = '?';  // as in /proc/PID/status
-  bool traced = false;
-};
-
-ProcessState read_state(pid_t pid) {
-  const auto text = host::read_proc_file("/proc/" + std::to_string(pid) + "/status");
-  const auto after = [&](std::string_view key) {
-    const std::size_t at = text ? text->find(key) : std::string::npos;
-    return at == std::string::npos ? std::string_view() : std::string_view(*text).substr(at + key.size());
-  };
-  const std::string_view state = after("\nState:\t"), tracer = after("\nTracerPid:\t");
-  return {.state = state.empty() ? '?' : state[0], .traced = !tracer.empty() && tracer[0] != '0'};
-}
 
 // Returns where in the kernel an uninterruptible thread waits, and the file of its system call if that is known.
 std::string kernel_wait(pid_t pid, pid_t thread) {
@@ -49,11 +32,6 @@ std::string kernel_wait(pid_t pid, pid_t thread) {
   return code || !file.is_absolute() ? text : text + (text.empty() ? "" : ", ") + "with the file " + file.string();
 }
 
-std::string wait_of(const PulsePage& page) {
-  if (page.waits.load(std::memory_order_acquire) == 0) return {};
-  return {page.wait.data(), ::strnlen(page.wait.data(), page.wait.size())};
-}
-
 // "rank 1 at batch 12, in forward"
 std::string place_of(int rank, const RankSight& sight) {
   std::string text = "rank " + std::to_string(rank);
@@ -61,6 +39,45 @@ std::string place_of(int rank, const RankSight& sight) {
   const bool says_something =
       sight.in_batch && sight.phase < profile::Phase::kCount && sight.phase != profile::Phase::kOther;
   return says_something ? text + ", in " + std::string(profile::name_of(sight.phase)) : text;
+}
+
+// "rank 1 at batch 12, in forward, hangs: it has not got on for 3.2 s, while rank 0 waits in all_reduce(…)"
+std::string describe_hang(const WatchedRank& watched, std::span<const SeenRank> all, const Hang& hang) {
+  const RankSight& sight = all[static_cast<std::size_t>(watched.rank)].sight;
+  std::string text = place_of(watched.rank, sight);
+  text += sight.stopped ? ", is stopped (SIGSTOP)" : ", hangs";
+  text += ": it has not got on for " + format_duration(hang.still);
+  for (std::size_t other = 0; other < all.size(); ++other) {
+    const bool hangs = std::find(hang.ranks.begin(), hang.ranks.end(), static_cast<int>(other)) != hang.ranks.end();
+    if (hangs || all[other].wait.empty()) continue;
+    text += ", while rank " + std::to_string(other) + " waits in " + all[other].wait;
+    break;
+  }
+  const pid_t pid = watched.pulse->pid();
+  if (host::read_process_state(pid).state == 'D') {
+    const std::string where = kernel_wait(pid, watched.pulse->page().thread);
+    text += "\n  it is in the kernel, and cannot be interrupted" + (where.empty() ? "" : ": " + where);
+  }
+  return text;
+}
+
+// Returns the innermost call in the user's own code; empty: not known.
+std::string write_stacks(const rank::RunFolder& folder, const WatchedRank& watched, bool stopped,
+                         const std::string& cause) {
+  const RankPulse& pulse = *watched.pulse;
+  const ThreadStacks stacks = take_stacks(pulse.pid(), pulse.page(), pulse.memory(), stopped);
+  try {
+    write_file_atomic(folder.logs() / ("hang-rank-" + std::to_string(watched.rank) + ".txt"),
+                      cause + "\n\n" + stacks.text);
+    std::string lines = "dtrain: " + cause + "\n";
+    lines +=
+        stacks.calls.empty() ? "dtrain: it does not say where it is\n" : "dtrain: its calls, the innermost first:\n";
+    for (const std::string& call : stacks.calls) lines += "  " + call + "\n";
+    LineAppender(folder.log(watched.rank)).append(lines);
+  } catch (const SystemError&) {
+    // A full disk: the error has the place.
+  }
+  return stacks.place;
 }
 
 }  // namespace
@@ -81,8 +98,8 @@ RankSight RankPulse::look() {
                   .phase = static_cast<profile::Phase>(page_.phase.load()),
                   .waits = page_.waits != 0};
   if (sight.moves == last_.moves) {
-    const ProcessState process = read_state(pid_);
-    sight.stopped = process.state == 'T' && !process.traced;
+    const host::ProcessState process = host::read_process_state(pid_);
+    sight.stopped = process.is_stopped_by_signal();
     sight.traced = process.traced;
     sight.in_queue = host::read_core_wait(page_.thread).value_or(Nanoseconds{0});
   }
@@ -90,106 +107,129 @@ RankSight RankPulse::look() {
   return sight;
 }
 
-// "rank 1 at batch 12, in forward, hangs: it has not got on for 3.2 s, while rank 0 waits in all_reduce(…)"
-std::string HangingRanks::describe(int rank, const std::vector<WatchedRank>& ranks,
-                                   const std::vector<RankSight>& sights, const Hang& hang) const {
-  const auto at = static_cast<std::size_t>(rank);
-  const pid_t pid = ranks[at].pulse->pid();
-  std::string text = place_of(rank, sights[at]);
-  text += sights[at].stopped ? ", is stopped (SIGSTOP)" : ", hangs";
-  text += ": it has not got on for " + format_duration(hang.still);
-  for (std::size_t other = 0; other < ranks.size(); ++other) {
-    const bool hangs = std::find(hang.ranks.begin(), hang.ranks.end(), static_cast<int>(other)) != hang.ranks.end();
-    const std::string wait = hangs || !ranks[other].pulse ? std::string() : wait_of(ranks[other].pulse->page());
-    if (wait.empty()) continue;
-    text += ", while rank " + std::to_string(other) + " waits in " + wait;
-    break;
-  }
-  if (read_state(pid).state == 'D') {
-    const std::string where = kernel_wait(pid, ranks[at].pulse->page().thread);
-    text += "\n  it is in the kernel, and cannot be interrupted" + (where.empty() ? "" : ": " + where);
-  }
-  return text;
+std::string RankPulse::wait() const {
+  if (page_.waits.load(std::memory_order_acquire) == 0) return {};
+  return {page_.wait.data(), ::strnlen(page_.wait.data(), page_.wait.size())};
 }
 
-// Returns the innermost call in the user's own code; empty: not known.
-std::string HangingRanks::write_stacks(int rank, const WatchedRank& watched, bool stopped,
-                                       const std::string& cause) const {
-  const RankPulse& pulse = *watched.pulse;
-  const ThreadStacks stacks = take_stacks(pulse.pid(), pulse.page(), pulse.memory(), stopped);
-  try {
-    write_file_atomic(folder_.logs() / ("hang-rank-" + std::to_string(rank) + ".txt"), cause + "\n\n" + stacks.text);
-    std::string lines = "dtrain: " + cause + "\n";
-    lines +=
-        stacks.calls.empty() ? "dtrain: it does not say where it is\n" : "dtrain: its calls, the innermost first:\n";
-    for (const std::string& call : stacks.calls) lines += "  " + call + "\n";
-    LineAppender(folder_.log(rank)).append(lines);
-  } catch (const SystemError&) {
-    // A full disk: the error has the place.
-  }
-  return stacks.place;
+Json to_json(const SeenRank& rank) {
+  const RankSight& sight = rank.sight;
+  return {{"takes_part", sight.takes_part},
+          {"stopped", sight.stopped},
+          {"traced", sight.traced},
+          {"moves", sight.moves},
+          {"batch", sight.batch},
+          {"first_batch", sight.first_batch},
+          {"epochs_first", sight.epochs_first},
+          {"in_batch", sight.in_batch},
+          {"phase", sight.phase},
+          {"waits", sight.waits},
+          {"in_queue", sight.in_queue.count()},
+          {"wait", rank.wait}};
 }
 
-void HangingRanks::write_flight_records(const std::vector<WatchedRank>& ranks) const {
+SeenRank seen_rank_of(const Json& json) {
+  return {.sight = {.takes_part = json.at("takes_part").get<bool>(),
+                    .stopped = json.at("stopped").get<bool>(),
+                    .traced = json.at("traced").get<bool>(),
+                    .moves = json.at("moves").get<std::uint64_t>(),
+                    .batch = json.at("batch").get<std::int64_t>(),
+                    .first_batch = json.at("first_batch").get<std::int64_t>(),
+                    .epochs_first = json.at("epochs_first").get<std::int64_t>(),
+                    .in_batch = json.at("in_batch").get<bool>(),
+                    .phase = json.at("phase").get<profile::Phase>(),
+                    .waits = json.at("waits").get<bool>(),
+                    .in_queue = Nanoseconds(json.at("in_queue").get<std::int64_t>())},
+          .wait = json.at("wait").get<std::string>()};
+}
+
+std::vector<SeenRank> look_at(const std::vector<WatchedRank>& ranks) {
+  std::vector<SeenRank> seen;
+  for (const WatchedRank& rank : ranks) {
+    SeenRank& one = seen.emplace_back();
+    if (rank.pulse && rank.takes_part) one = {rank.pulse->look(), rank.pulse->wait()};
+    one.sight.takes_part = rank.takes_part;
+  }
+  return seen;
+}
+
+std::optional<Hang> find_hang(HangWatch& watch, std::span<const SeenRank> all) {
+  std::vector<RankSight> sights;
+  for (const SeenRank& rank : all) sights.push_back(rank.sight);
+  return watch.look(sights);
+}
+
+void write_flight_records(const std::vector<WatchedRank>& ranks, std::size_t world_size,
+                          const rank::RunFolder& folder) {
   try {
-    const std::filesystem::path to = folder_.logs() / "flight_record";
+    const std::filesystem::path to = folder.logs() / "flight_record";
     make_folder(to);
-    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-      const PulsePage* const page = ranks[rank].pulse ? &ranks[rank].pulse->page() : nullptr;
-      const auto name = folder_.log(static_cast<int>(rank)).filename().replace_extension(".jsonl");
-      write_file_atomic(to / ("rank_" + std::to_string(rank)),
-                        pickle_of(flight_record(folder_.profile() / name, static_cast<int>(ranks.size()), page)));
+    for (const WatchedRank& rank : ranks) {
+      const PulsePage* const page = rank.pulse ? &rank.pulse->page() : nullptr;
+      const auto name = folder.log(rank.rank).filename().replace_extension(".jsonl");
+      write_file_atomic(to / ("rank_" + std::to_string(rank.rank)),
+                        pickle_of(flight_record(folder.profile() / name, static_cast<int>(world_size), page)));
     }
   } catch (const SystemError&) {
     // A full disk: the error has the place.
   }
+}
+
+std::optional<HangReport> end_hanging(const Hang& hang, const std::vector<WatchedRank>& ranks,
+                                      std::span<const SeenRank> all, const rank::RunFolder& folder) {
+  const bool each_other = hang.ranks.empty();  // they wait for each other
+  std::vector<WatchedRank> hanging;
+  for (const WatchedRank& rank : ranks) {
+    const bool hangs = each_other || std::find(hang.ranks.begin(), hang.ranks.end(), rank.rank) != hang.ranks.end();
+    if (hangs && rank.takes_part && rank.pulse) hanging.push_back(rank);
+  }
+  if (hanging.empty()) return std::nullopt;
+  HangReport report;
+  Failure& failure = report.failure;
+  failure = {.remedy = "recovery.hang sets how long a rank may take (docs/recovery.md)", .may_pass = true};
+  if (each_other) {
+    failure.cause = "the ranks wait for each other, and none has got on for " + format_duration(hang.still);
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (!all[rank].sight.takes_part) continue;
+      failure.cause += "\n  " + place_of(static_cast<int>(rank), all[rank].sight);
+      if (!all[rank].wait.empty()) failure.cause += ", waits in " + all[rank].wait;
+    }
+  } else {
+    failure.rank = hanging.front().rank;
+    for (const WatchedRank& rank : hanging) {
+      failure.cause += (failure.cause.empty() ? "" : "\n") + describe_hang(rank, all, hang);
+    }
+  }
+  const std::string cause = failure.cause;
+  for (const WatchedRank& rank : hanging) {
+    const RankSight& sight = all[static_cast<std::size_t>(rank.rank)].sight;
+    const std::string place = write_stacks(folder, rank, sight.stopped, cause);
+    if (!place.empty()) failure.cause += "\n  rank " + std::to_string(rank.rank) + " is at " + place;
+    report.events.push_back({{"rank", rank.rank},
+                             {"step", sight.batch},
+                             {"phase", profile::name_of(sight.phase)},
+                             {"seconds", to_seconds(hang.still)},
+                             {"stopped", sight.stopped},
+                             {"place", place}});
+  }
+  failure.cause +=
+      "\n  all threads: " + (folder.logs() / ("hang-rank-" + std::to_string(hanging.front().rank) + ".txt")).string();
+  for (const WatchedRank& rank : hanging) rank.process->kill_group(SIGKILL);
+  return report;
 }
 
 std::optional<Failure> HangingRanks::look(const std::vector<WatchedRank>& ranks) {
   const Nanoseconds now = clock_.monotonic();
   if (!watches_ || now < next_look_) return std::nullopt;
   next_look_ = now + kPulsePeriod;
-  std::vector<RankSight> sights;
-  for (const WatchedRank& rank : ranks) {
-    sights.push_back(rank.pulse && rank.takes_part ? rank.pulse->look() : RankSight());
-    sights.back().takes_part = rank.takes_part;
-  }
-  const auto hang = watch_.look(sights);
+  const std::vector<SeenRank> seen = look_at(ranks);
+  const auto hang = find_hang(watch_, seen);
   if (!hang) return std::nullopt;
-
-  Failure failure{.remedy = "recovery.hang sets how long a rank may take (docs/recovery.md)", .may_pass = true};
-  std::vector<int> hanging = hang->ranks;
-  if (hanging.empty()) {
-    failure.cause = "the ranks wait for each other, and none has got on for " + format_duration(hang->still);
-    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-      if (!ranks[rank].takes_part) continue;
-      hanging.push_back(static_cast<int>(rank));
-      const std::string wait = wait_of(ranks[rank].pulse->page());
-      failure.cause += "\n  " + place_of(hanging.back(), sights[rank]) + (wait.empty() ? "" : ", waits in " + wait);
-    }
-  } else {
-    failure.rank = hanging.front();
-    for (const int rank : hanging) {
-      failure.cause += (failure.cause.empty() ? "" : "\n") + describe(rank, ranks, sights, *hang);
-    }
-  }
-  write_flight_records(ranks);
-  const std::string cause = failure.cause;
-  for (const int rank : hanging) {
-    const auto at = static_cast<std::size_t>(rank);
-    const std::string place = write_stacks(rank, ranks[at], sights[at].stopped, cause);
-    if (!place.empty()) failure.cause += "\n  rank " + std::to_string(rank) + " is at " + place;
-    events_.write("rank_hangs", {{"rank", rank},
-                                 {"step", sights[at].batch},
-                                 {"phase", profile::name_of(sights[at].phase)},
-                                 {"seconds", to_seconds(hang->still)},
-                                 {"stopped", sights[at].stopped},
-                                 {"place", place}});
-  }
-  failure.cause +=
-      "\n  all threads: " + (folder_.logs() / ("hang-rank-" + std::to_string(hanging.front()) + ".txt")).string();
-  for (const int rank : hanging) ranks[static_cast<std::size_t>(rank)].process->kill_group(SIGKILL);
-  return failure;
+  write_flight_records(ranks, seen.size(), folder_);
+  auto report = end_hanging(*hang, ranks, seen, folder_);
+  if (!report) return std::nullopt;
+  for (const Json& event : report->events) events_.write("rank_hangs", event);
+  return std::move(report->failure);
 }
 
 }  // namespace dtrain::launcher

@@ -5,7 +5,6 @@
 #include <csignal>
 
 #include <fcntl.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
@@ -18,7 +17,6 @@
 namespace dtrain::launcher {
 namespace {
 
-constexpr int kLinkFd = 3;  // its number in the rank
 constexpr auto kLocalMonitorPatience = std::chrono::seconds(2);
 
 // Returns the likely reason why a rank has ended without a call to dtrain.
@@ -117,22 +115,13 @@ Outcome local_outcome(const rank::RunFolder& folder, const std::vector<RankProce
   return outcome;
 }
 
-}  // namespace
-
-RankProcess RankProcess::start(const Attempt& attempt, const rank::RankPlacement& placement, rank::Handover handover,
-                               const std::filesystem::path& log, const rank::Variables& variables) {
+// The launcher starts a rank with output to its log.
+RankProcess start_rank(const Attempt& attempt, const rank::RankPlacement& placement, rank::Handover handover,
+                       const std::filesystem::path& log, const rank::Variables& variables) {
   const PlacedLaunch& placed = attempt.placed;
   const UniqueFd output(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!output) throw SystemError("cannot write the log " + log.string(), errno);
-  const UniqueFd input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
-    throw SystemError("cannot make a socket pair", errno);
-  }
-  UnixSocket link{UniqueFd(ends[0])};
-  const UniqueFd theirs(ends[1]);
-
-  handover.link_fd = kLinkFd;
+  handover.link_fd = RankProcess::kLinkFd;
   const comm::World world{.rank = placement.rank,
                           .size = placed.world_size(),
                           .local_rank = placement.rank,
@@ -147,53 +136,27 @@ RankProcess RankProcess::start(const Attempt& attempt, const rank::RankPlacement
   for (const auto& [name, value] : rank::rank_variables(world, handover)) options.environment[name] = value;
   // The mark identifies the rank if the launcher is killed before it has recorded the process.
   options.environment[scheduler::kRankMark] = scheduler::rank_mark(handover.launcher_pid);
-  options.fds = {{0, input.get()}, {1, output.get()}, {2, output.get()}, {kLinkFd, theirs.get()}};
+  options.fds = {{1, output.get()}, {2, output.get()}};
   options.cpus = placement.cpus;
-  return RankProcess(placement.rank, attempt.standby.start(options), std::move(link));
+  return RankProcess::start(placement.rank, std::move(options),
+                            [&](const ProcessOptions& rank) { return attempt.standby.start(rank); });
 }
 
-void RankProcess::read_link(std::optional<rank::Progress>* progress) {
-  while (link_) {
-    bool timed_out = false;
-    std::optional<UnixMessage> message;
-    try {
-      message = link_.receive(std::chrono::milliseconds(0), &timed_out);
-    } catch (const SystemError& error) {
-      if (error.code() != EMSGSIZE) throw;
-      continue;  // longer than any message of a rank, so another program sent it
-    }
-    if (!message) {
-      if (!timed_out) link_.close();
-      return;
-    }
-    const Json json = Json::parse(message->data, nullptr, false);
-    if (!json.is_object()) continue;
-    try {
-      const std::string type = json.value("type", std::string());
-      if (type == "progress") {
-        *progress = rank::progress_of(json);
-      } else if (type == "state") {
-        joined_ = true;
-        finished_ = finished_ || json.value("state", std::string()) == "finished";
-      } else if (type == "saving") {
-        saves_ = true;
-      } else if (type == "error" && !error_) {
-        error_ = rank::error_of(json);
-      } else if (type == "pulse" && !message->fds.empty()) {
-        pulse_ = std::make_unique<RankPulse>(std::move(message->fds.front()), process_.pid());
-      }
-    } catch (const Json::exception&) {
-      // An unexpected type: a program that is no rank wrote to the file descriptor. Its exit status is reported.
-    } catch (const Error&) {
-      // The same with memory that is no pulse; a rank is not watched then.
-    }
+// A rank 0 that is killed early leaves the file, under its own name or a temporary one.
+void remove_rendezvous(const std::filesystem::path& file) {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(file.parent_path(), ignored)) {
+    const bool is_of_run = entry.path().filename().string().starts_with(file.filename().string());
+    if (is_of_run) std::filesystem::remove(entry.path(), ignored);
   }
 }
 
-bool RankProcess::reap() {
-  if (!status_) status_ = process_.wait(std::chrono::milliseconds(0));
-  return status_.has_value();
+const Patience& patience_with(const RankProcess& rank) {
+  if (rank.saves()) return kPatienceWithSavingRank;
+  return rank.joined() ? kPatienceWithRank : kPatienceWithStartingRank;
 }
+
+}  // namespace
 
 void LocalRanks::start(const rank::Handover& handover, const rank::Variables& variables) {
   kills_ = host::read_memory_kills();
@@ -201,7 +164,7 @@ void LocalRanks::start(const rank::Handover& handover, const rank::Variables& va
     const auto log = attempt_.folder.log(placement.rank);
     const std::string name = "rank " + std::to_string(placement.rank);
     try {
-      ranks_.push_back(RankProcess::start(attempt_, placement, handover, log, variables));
+      ranks_.push_back(start_rank(attempt_, placement, handover, log, variables));
     } catch (const Error& error) {
       return fail({-1, name + " could not be started: " + describe(error), error.remedy()});
     }
@@ -247,9 +210,8 @@ void LocalRanks::reap() {
 
 void LocalRanks::read_links() {
   for (RankProcess& rank : ranks_) {
-    std::optional<rank::Progress> progress;
-    rank.read_link(&progress);
-    if (progress) attempt_.take(*progress);
+    const RankNews news = rank.read_link();
+    if (news.progress) attempt_.take(*news.progress);
   }
 }
 
@@ -326,7 +288,7 @@ void LocalRanks::interrupt(const Interrupt& interrupt) {
 void LocalRanks::end_what_hangs() {
   if (!failure_) return;
   for (RankProcess& rank : ranks_) {
-    if (!rank.status()) rank.end(attempt_.clock.monotonic() - failed_at_);
+    if (!rank.status()) rank.end(attempt_.clock.monotonic() - failed_at_, patience_with(rank));
   }
 }
 
@@ -367,8 +329,7 @@ Outcome run_local(const Attempt& attempt) {
   monitor.await();
   watch_ranks(attempt, ranks);
   Outcome outcome = ranks.outcome();
-  std::error_code ignored;
-  std::filesystem::remove(handover.rendezvous, ignored);  // left only by a rank 0 that was killed early
+  remove_rendezvous(handover.rendezvous);
 
   // The monitor ends after the last rank. If some rank never connected, there is no reason to wait.
   const auto patience = ranks.all_joined() ? kLocalMonitorPatience : std::chrono::seconds(0);

@@ -193,6 +193,9 @@ class Keeper {
     }
     const std::string why = cause ? cause->cause : "the connection between the hosts broke";
     failed = failed && !over;
+    for (const NodeEnd& end : ends) {
+      for (const Json& hang : end.hangs) write_event("rank_hangs", hang);
+    }
     const bool restarts = failed && !stopped && (!cause || cause->may_pass) && count_restart(why);
     if (failed && !restarts) record_end(why, cause && !cause->may_pass ? cause->code : ExitCode::kRunFailed);
     keepers_->tell("verdict/" + name, {{"restarts", restarts}, {"run", to_json(run_)}});

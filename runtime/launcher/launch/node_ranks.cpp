@@ -5,8 +5,6 @@
 #include <csignal>
 #include <cstdio>
 
-#include <fcntl.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "dtrain/base/file.h"
@@ -24,7 +22,6 @@ namespace fs = std::filesystem;
 using SteadyClock = std::chrono::steady_clock;
 
 constexpr int kPollMs = 200;
-constexpr int kKeeperFd = 3;  // the link's number in the rank
 
 int ranks_of_node(const config::Experiment& experiment, const rank::NodeEnvironment& node) {
   if (node.ranks_here > 0) return node.ranks_here;
@@ -96,11 +93,8 @@ NodePlan plan_node(const LaunchRequest& given, const rank::NodeEnvironment& node
 }
 
 Json to_json(const NodeEnd& end) {
-  return {{"code", end.code},
-          {"failed", end.failed},
-          {"stopped", end.stopped},
-          {"cause", end.cause},
-          {"may_pass", end.may_pass}};
+  return {{"code", end.code},   {"failed", end.failed},     {"stopped", end.stopped},
+          {"cause", end.cause}, {"may_pass", end.may_pass}, {"hangs", end.hangs}};
 }
 
 NodeEnd node_end_of(const Json& json) {
@@ -108,11 +102,13 @@ NodeEnd node_end_of(const Json& json) {
           .failed = json.at("failed").get<bool>(),
           .stopped = json.at("stopped").get<bool>(),
           .cause = json.at("cause").get<std::string>(),
-          .may_pass = json.at("may_pass").get<bool>()};
+          .may_pass = json.at("may_pass").get<bool>(),
+          .hangs = json.at("hangs").get<std::vector<Json>>()};
 }
 
 NodeRanks::NodeRanks(const NodePlan& plan, const rank::NodeEnvironment& node, const rank::Variables& variables,
-                     const fs::path& run_dir, int restart) {
+                     const fs::path& run_dir, int restart)
+    : hangs_(plan.experiment.recovery, node, restart) {
   for (int local = 0; local < plan.ranks_here; ++local) {
     const int rank = node.rank * plan.ranks_here + local;
     ProcessOptions options{.command = plan.command};
@@ -130,62 +126,58 @@ NodeRanks::NodeRanks(const NodePlan& plan, const rank::NodeEnvironment& node, co
     set["MASTER_ADDR"] = node.master.name;
     set["MASTER_PORT"] = std::to_string(node.master.port);
     set["TORCHELASTIC_RESTART_COUNT"] = std::to_string(restart);
-    set["DTRAIN_KEEPER_FD"] = std::to_string(kKeeperFd);
+    set["DTRAIN_KEEPER_FD"] = std::to_string(RankProcess::kLinkFd);
     options.unset = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"};
-    start(options, rank);
+    options.fds = {{1, STDOUT_FILENO}, {2, STDERR_FILENO}};
+    ranks_.push_back(RankProcess::start(rank, std::move(options), [](const ProcessOptions& process) {
+      return Standby::Started{Process::start(process)};
+    }));
   }
 }
 
-void NodeRanks::start(const ProcessOptions& given, int rank) {
-  const UniqueFd input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
-    throw SystemError("cannot make a socket pair", errno);
-  }
-  UnixSocket link{UniqueFd(ends[0])};
-  const UniqueFd theirs(ends[1]);
-  ProcessOptions options = given;
-  options.fds = {{0, input.get()}, {1, STDOUT_FILENO}, {2, STDERR_FILENO}, {kKeeperFd, theirs.get()}};
-  ranks_.push_back({rank, Process::start(options), std::move(link)});
-}
-
-NodeEnd NodeRanks::wait(rank::LaunchSignals& signals, const rank::Keepers& keepers) {
+NodeEnd NodeRanks::wait(rank::LaunchSignals& signals, rank::Keepers& keepers) {
   bool lost = false;
   while (!all_ended()) {
     std::vector<pollfd> descriptors{{signals.fd(), POLLIN, 0}};
     if (!lost) descriptors.push_back({keepers.lost_fd(), POLLIN, 0});
-    for (const Rank& rank : ranks_) {
-      if (!rank.status) descriptors.push_back({rank.process.pidfd(), POLLIN, 0});
-      if (rank.link) descriptors.push_back({rank.link.fd(), POLLIN, 0});
+    for (const RankProcess& rank : ranks_) {
+      if (!rank.status()) descriptors.push_back({rank.process().pidfd(), POLLIN, 0});
+      if (rank.link_fd() >= 0) descriptors.push_back({rank.link_fd(), POLLIN, 0});
     }
     ::poll(descriptors.data(), descriptors.size(), kPollMs);
     while (const auto signal = signals.next()) interrupt(*signal);
-    for (Rank& rank : ranks_) read_link(rank);
-    for (Rank& rank : ranks_) reap(rank);
+    read_links();
+    for (RankProcess& rank : ranks_) reap(rank);
     lost = lost || !keepers.lost().empty();
     if (lost && !failed_at_) failed_at_ = SteadyClock::now();
+    if (!failed_at_ && !interrupted_at_) look_for_hangs(keepers);
     end_what_hangs();
   }
-  for (Rank& rank : ranks_) read_link(rank);
+  read_links();
   return end();
 }
 
 NodeEnd NodeRanks::end() const {
   NodeEnd end{.stopped = interrupted_at_.has_value()};
+  if (hang_) {
+    end.cause = hang_->failure.cause;
+    end.may_pass = true;
+    end.hangs = hang_->events;
+  }
   bool bad_input = false;
-  for (const Rank& rank : ranks_) {
-    const ExitStatus& status = *rank.status;
+  for (const RankProcess& rank : ranks_) {
+    const ExitStatus& status = *rank.status();
     end.code = std::max(end.code, status.signal != 0 ? ExitCode::kInterrupted : status.exit_code());
     if (!is_failure(status)) continue;
     end.failed = true;
     bad_input = bad_input || status.exit_code() == ExitCode::kBadInput;
-    const std::string name = "rank " + std::to_string(rank.rank);
+    const std::string name = "rank " + std::to_string(rank.rank());
     Failure failure;
-    if (rank.error && rank.error->primary) {
-      failure = reported_failure(name, rank.rank, *rank.error);
-    } else if (status.signal != 0 && !rank.ended_by_us) {
+    if (rank.error() && rank.error()->primary) {
+      failure = reported_failure(name, rank.rank(), *rank.error());
+    } else if (status.signal != 0 && !rank.was_asked_to_end()) {
       failure = {.cause = name + " was " + status.describe(), .may_pass = true};
-    } else if (!rank.error && !rank.ended_by_us && !rank.finished) {
+    } else if (!rank.error() && !rank.was_asked_to_end() && !rank.finished()) {
       failure = {.cause = name + " ended before the run was over: " + status.describe()};
     }
     // A cause that does not pass counts before one that may.
@@ -197,8 +189,17 @@ NodeEnd NodeRanks::end() const {
   return end;
 }
 
+void NodeRanks::look_for_hangs(rank::Keepers& keepers) {
+  std::vector<WatchedRank> watched;
+  for (RankProcess& rank : ranks_) watched.push_back(rank.watched());
+  hang_ = hangs_.look(watched, keepers, run_dir_);
+  if (!hang_) return;
+  std::fprintf(stderr, "dtrain: %s\n", hang_->failure.cause.c_str());
+  failed_at_ = SteadyClock::now();
+}
+
 bool NodeRanks::all_ended() const {
-  return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.status.has_value(); });
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) { return rank.status().has_value(); });
 }
 
 // A signal that is passed on may reach a rank that is ending already, and then kills it.
@@ -210,41 +211,18 @@ bool NodeRanks::is_failure(const ExitStatus& status) const {
   return code != ExitCode::kDone && code != ExitCode::kPreempted && code != ExitCode::kInterrupted;
 }
 
-void NodeRanks::read_link(Rank& rank) {
-  while (rank.link) {
-    bool timed_out = false;
-    std::optional<UnixMessage> message;
-    try {
-      message = rank.link.receive(std::chrono::milliseconds(0), &timed_out);
-    } catch (const SystemError& error) {
-      if (error.code() != EMSGSIZE) throw;
-      continue;  // longer than any message of a rank, so another program sent it
-    }
-    if (!message) {
-      if (!timed_out) rank.link.close();
-      return;
-    }
-    const Json json = Json::parse(message->data, nullptr, false);
-    if (!json.is_object()) continue;
-    const std::string type = text_at(json, "type");
-    if (type == "folder") run_dir_ = text_at(json, "path");
-    if (type == "state") rank.finished = rank.finished || text_at(json, "state") == "finished";
-    if (type != "error" || rank.error) continue;
-    try {
-      rank.error = rank::error_of(json);
-    } catch (const Json::exception&) {
-      // A program that is no rank wrote to the file descriptor. Its exit status is reported.
-    }
+void NodeRanks::read_links() {
+  for (RankProcess& rank : ranks_) {
+    const RankNews news = rank.read_link();
+    if (!news.folder.empty()) run_dir_ = news.folder;
   }
 }
 
-void NodeRanks::reap(Rank& rank) {
-  if (rank.status) return;
-  rank.status = rank.process.wait(std::chrono::milliseconds(0));
-  if (!rank.status || !is_failure(*rank.status)) return;
+void NodeRanks::reap(RankProcess& rank) {
+  if (rank.status() || !rank.reap() || !is_failure(*rank.status())) return;
   // A rank that ends with an exit code has said why.
-  if (rank.status->signal != 0 && !rank.ended_by_us) {
-    std::fprintf(stderr, "dtrain: rank %d was %s\n", rank.rank, rank.status->describe().c_str());
+  if (rank.status()->signal != 0 && !rank.was_asked_to_end() && !hang_) {
+    std::fprintf(stderr, "dtrain: rank %d was %s\n", rank.rank(), rank.status()->describe().c_str());
   }
   if (!failed_at_) failed_at_ = SteadyClock::now();
 }
@@ -259,19 +237,17 @@ void NodeRanks::interrupt(int signal) {
   std::fprintf(stderr, "%s\n",
                again ? ("dtrain: " + name + " again: killing the ranks").c_str()
                      : ("dtrain: " + name + ": stopping after the current step; a second one kills the ranks").c_str());
-  for (Rank& rank : ranks_) {
-    if (rank.status) continue;
-    again ? rank.process.kill_group(SIGKILL) : rank.process.kill(signal == SIGINT ? SIGINT : SIGTERM);
+  for (RankProcess& rank : ranks_) {
+    if (rank.status()) continue;
+    again ? rank.process().kill_group(SIGKILL) : rank.process().kill(signal == SIGINT ? SIGINT : SIGTERM);
   }
 }
 
 void NodeRanks::end_what_hangs() {
   if (!failed_at_) return;
   const auto since = SteadyClock::now() - *failed_at_;
-  for (Rank& rank : ranks_) {
-    if (rank.status) continue;
-    rank.ended_by_us = rank.ended_by_us || since >= kPatienceWithRank.before_term;
-    rank.hanging.end(rank.process, since, kPatienceWithRank);
+  for (RankProcess& rank : ranks_) {
+    if (!rank.status()) rank.end(since, kPatienceWithRank);
   }
 }
 

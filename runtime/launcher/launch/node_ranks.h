@@ -11,18 +11,19 @@
 #include <string>
 #include <vector>
 
+#include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/subprocess.h"
-#include "dtrain/base/unix_socket.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/processes.h"
 #include "dtrain/launcher/launch.h"
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/keepers.h"
-#include "dtrain/rank/launcher_link.h"
 #include "dtrain/rank/stop_requests.h"
 #include "launch/attempts.h"
+#include "launch/hang_watch.h"
+#include "launch/hanging_ranks.h"
+#include "launch/rank_process.h"
 
 namespace dtrain::launcher {
 
@@ -43,12 +44,39 @@ NodePlan plan_node(const LaunchRequest& request, const rank::NodeEnvironment& no
 struct NodeEnd {
   ExitCode code = ExitCode::kDone;  // the highest of its ranks
   bool failed = false;
-  bool stopped = false;   // by a signal to its keeper
-  std::string cause;      // of its own; empty: its ranks followed others, or did not fail
-  bool may_pass = false;  // as Failure::may_pass
+  bool stopped = false;          // by a signal to its keeper
+  std::string cause;             // of its own; empty: its ranks followed others, or did not fail
+  bool may_pass = false;         // as Failure::may_pass
+  std::vector<Json> hangs = {};  // the events "rank_hangs" of its ranks
 };
 Json to_json(const NodeEnd& end);
 NodeEnd node_end_of(const Json& json);
+
+// The watch of the keepers together over the ranks of all hosts, in one attempt. Each tells host 0 what its ranks do;
+// host 0 decides by that whether ranks hang; and the keeper of such a rank says what it does, and kills it.
+class NodeHangs {
+ public:
+  // `attempt`: the same on all hosts, and no other attempt's.
+  NodeHangs(const config::Recovery& recovery, const rank::NodeEnvironment& node, int attempt);
+
+  // Called again and again; looks twice a second. `ranks`: those of this host.
+  std::optional<HangReport> look(const std::vector<WatchedRank>& ranks, rank::Keepers& keepers,
+                                 const std::filesystem::path& run_dir);
+
+ private:
+  std::string key_of(int host) const;
+  void decide(rank::Keepers& keepers);
+
+  const bool watches_;
+  const rank::NodeEnvironment& node_;
+  const std::string key_;
+  const SystemClock clock_;
+  HangWatch watch_;
+  Nanoseconds next_look_{0};
+  int looks_ = 0;
+  std::vector<int> last_looks_;  // on host 0: of each host, when it decided last
+  bool is_decided_ = false;
+};
 
 // The ranks of one attempt on this host.
 class NodeRanks {
@@ -60,32 +88,23 @@ class NodeRanks {
 
   // Waits until all have ended. Passes signals on. Once one has failed, or a host is lost, the others of this host get
   // some time to stop by themselves, and are then ended.
-  NodeEnd wait(rank::LaunchSignals& signals, const rank::Keepers& keepers);
+  NodeEnd wait(rank::LaunchSignals& signals, rank::Keepers& keepers);
   // The run's folder, as the ranks have told it. Empty: rank 0 has not made it yet.
   const std::filesystem::path& run_dir() const { return run_dir_; }
 
  private:
-  struct Rank {
-    int rank;
-    Process process;
-    UnixSocket link;
-    std::optional<ExitStatus> status = {};
-    std::optional<rank::ErrorMessage> error = {};
-    HangingProcess hanging = {};
-    bool ended_by_us = false;
-    bool finished = false;  // to the end, or stopped together with all others
-  };
-
-  void start(const ProcessOptions& options, int rank);
   bool all_ended() const;
-  void read_link(Rank& rank);
-  void reap(Rank& rank);
+  void read_links();
+  void reap(RankProcess& rank);
+  void look_for_hangs(rank::Keepers& keepers);
   void interrupt(int signal);
   void end_what_hangs();
   bool is_failure(const ExitStatus& status) const;
   NodeEnd end() const;
 
-  std::vector<Rank> ranks_;
+  std::vector<RankProcess> ranks_;
+  NodeHangs hangs_;
+  std::optional<HangReport> hang_;
   std::filesystem::path run_dir_;
   std::optional<std::chrono::steady_clock::time_point> failed_at_;
   std::optional<std::chrono::steady_clock::time_point> interrupted_at_;

@@ -45,6 +45,13 @@ class UnixSocket {
   UniqueFd fd_;
 };
 
+// Two connected ends: one for this process, one for a child of it to inherit. SystemError.
+struct UnixSocketPair {
+  UnixSocket ours;
+  UniqueFd theirs;
+};
+UnixSocketPair make_socket_pair();
+
 class UnixListener {
  public:
   // Listens on a random name (`dtrain-<prefix>-<16 hex digits>`) in the abstract namespace.

@@ -46,6 +46,12 @@ std::uint64_t start_ticks(pid_t pid);
 
 // True if the process is stopped (SIGSTOP, or a debugger). Then only SIGKILL and SIGCONT have an effect on it.
 bool is_stopped(pid_t pid);
+struct ProcessState {
+  char state = '?';     // as in /proc/PID/status; '?': there is no such process
+  bool traced = false;  // by a debugger
+  bool is_stopped_by_signal() const { return state == 'T' && !traced; }
+};
+ProcessState read_process_state(pid_t pid);
 
 // The number of processes that the kernel has killed because the machine or a control group had no memory left.
 struct MemoryKills {
