@@ -144,15 +144,16 @@ RankProcess RankProcess::start(const Attempt& attempt, const rank::RankPlacement
   if (placed.on_gpus()) {
     for (const auto& [name, value] : gpu_variables(placed)) options.environment[name] = value;
   }
+  options.fds = {{0, input.get()}, {1, output.get()}, {2, output.get()}, {kLinkFd, theirs.get()}};
+  attempt.standby.hand_over_memory(options, handover);
   for (const auto& [name, value] : rank::rank_variables(world, handover)) options.environment[name] = value;
   // The mark identifies the rank if the launcher is killed before it has recorded the process.
   options.environment[scheduler::kRankMark] = scheduler::rank_mark(handover.launcher_pid);
-  options.fds = {{0, input.get()}, {1, output.get()}, {2, output.get()}, {kLinkFd, theirs.get()}};
   options.cpus = placement.cpus;
-  return RankProcess(placement.rank, attempt.standby.start(options), std::move(link));
+  return RankProcess(placement.rank, attempt.standby.start(attempt, options), std::move(link));
 }
 
-void RankProcess::read_link(std::optional<rank::Progress>* progress) {
+void RankProcess::read_link(const Attempt& attempt, std::optional<rank::Progress>* progress) {
   while (link_) {
     bool timed_out = false;
     std::optional<UnixMessage> message;
@@ -181,6 +182,8 @@ void RankProcess::read_link(std::optional<rank::Progress>* progress) {
         error_ = rank::error_of(json);
       } else if (type == "pulse" && !message->fds.empty()) {
         pulse_ = std::make_unique<RankPulse>(std::move(message->fds.front()), process_.pid());
+      } else if (type == "memory" && !message->fds.empty()) {
+        attempt.standby.keep(attempt, json.at("name").get<std::string>(), std::move(message->fds.front()));
       }
     } catch (const Json::exception&) {
       // An unexpected type: a program that is no rank wrote to the file descriptor. Its exit status is reported.
@@ -248,7 +251,7 @@ void LocalRanks::reap() {
 void LocalRanks::read_links() {
   for (RankProcess& rank : ranks_) {
     std::optional<rank::Progress> progress;
-    rank.read_link(&progress);
+    rank.read_link(attempt_, &progress);
     if (progress) attempt_.take(*progress);
   }
 }

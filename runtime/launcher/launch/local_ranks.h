@@ -33,7 +33,7 @@ class RankProcess {
   int link_fd() const { return link_.fd(); }
 
   // Reads the rank's messages. Stores the newest progress in `progress`.
-  void read_link(std::optional<rank::Progress>* progress);
+  void read_link(const Attempt& attempt, std::optional<rank::Progress>* progress);
   // True once the process has ended.
   bool reap();
   const std::optional<ExitStatus>& status() const { return status_; }
