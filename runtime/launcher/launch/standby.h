@@ -23,8 +23,8 @@ class Standby {
     Process process;
     bool is_fork = false;
   };
-  // Starts a rank: a fork of the waiting process, or a new process of the command where none is ready. The first rank of
-  // a script waits for the interpreter from which all of them are forked.
+  // Starts a rank: a fork of the waiting process, or a new process of the command where none is ready. The first rank
+  // of a script waits for the interpreter from which all of them are forked.
   Started start(const Attempt& attempt, const ProcessOptions& rank);
   // Called again and again while all ranks run. Starts the waiting process when they have run for a while, again if it
   // was killed, and writes events about it.

@@ -19,7 +19,7 @@ constexpr double kShareForStates = 0.01;
 constexpr double kShareAfterFault = 0.05;
 constexpr Seconds kShortest{1}, kLongest{600}, kFirstAfterFault{0.25};
 constexpr Seconds kBeforeReservation{0.25};  // from the start on, so that a very short run does not pay for it
-constexpr double kShareOfBatch = 0.005;  // for publications
+constexpr double kShareOfBatch = 0.005;      // for publications
 constexpr std::size_t kMeasuredPublications = 8;
 constexpr int kBatchesUnpublished = 500;  // before publications that cost too much are measured again
 constexpr std::size_t kLargestPublished = 4u << 20, kMoreOwn = 64u << 10;  // bytes

@@ -98,7 +98,7 @@ class Generations final : private KeptMemory {
 
   // Publications.
   std::optional<std::int64_t> batch_of_parameters_;
-  Nanoseconds last_publication_{0};                        // or when it would have been
+  Nanoseconds last_publication_{0};                      // or when it would have been
   std::vector<std::int64_t> batch_ns_, publication_ns_;  // of the last ones
   std::optional<std::string> why_no_survivors_;          // as the plan says; nothing: it does not say
   Json plan_;                                            // rank 0: what the plan says of states in memory

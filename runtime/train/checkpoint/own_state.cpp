@@ -89,7 +89,8 @@ void visit_own_state(std::span<const std::byte> record, StateVisitor& visitor) {
     const auto head = value_at(at, Head{});
     const std::string_view path{reinterpret_cast<const char*>(at + padded(sizeof head)), head.path_bytes};
     const std::byte* data = at + padded(sizeof head) + padded(head.path_bytes);
-    const std::byte* const values = data + (head.kind == Head::kTensor ? padded(head.dimensions * sizeof(std::int64_t)) : 0);
+    const std::byte* const values =
+        data + (head.kind == Head::kTensor ? padded(head.dimensions * sizeof(std::int64_t)) : 0);
     switch (head.kind) {
       case Head::kTensor: {
         const at::IntArrayRef sizes(reinterpret_cast<const std::int64_t*>(data), head.dimensions);
