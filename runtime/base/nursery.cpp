@@ -21,10 +21,10 @@ namespace {
 constexpr int kSocketFd = 3;  // its number in the nursery
 constexpr auto kPatience = std::chrono::seconds(3);
 
-ProcessOptions options_of_nursery(ProcessOptions options, int socket, int nothing) {
+ProcessOptions options_of_nursery(ProcessOptions options, int socket, int nothing, Nursery::Loading loading) {
   options.environment[kNurseryVariable] = std::to_string(kSocketFd);
   options.fds = {{0, nothing}, {1, nothing}, {2, nothing}, {kSocketFd, socket}};
-  options.in_background = true;
+  options.in_background = loading == Nursery::Loading::kInBackground;
   options.ends_with_parent = true;
   return options;
 }
@@ -66,16 +66,17 @@ std::string receive_text(UnixSocket& socket) {
   return message ? message->data : std::string();
 }
 
-Process start_nursery(const ProcessOptions& options, UnixSocket& socket) {
+Process start_nursery(const ProcessOptions& options, UnixSocket& socket, Nursery::Loading loading) {
   UnixSocketPair pair = make_socket_pair();
   const UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
   socket = std::move(pair.ours);
-  return Process::start(options_of_nursery(options, pair.theirs.get(), nothing.get()));
+  return Process::start(options_of_nursery(options, pair.theirs.get(), nothing.get(), loading));
 }
 
 }  // namespace
 
-Nursery::Nursery(ProcessOptions options) : options_(std::move(options)), process_(start_nursery(options_, socket_)) {}
+Nursery::Nursery(ProcessOptions options, Loading loading)
+    : options_(std::move(options)), process_(start_nursery(options_, socket_, loading)) {}
 
 Nursery::State Nursery::look() {
   while (state_ != State::kEnded) {

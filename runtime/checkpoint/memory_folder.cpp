@@ -1,7 +1,9 @@
 #include "dtrain/checkpoint/memory_folder.h"
 
 #include <cerrno>
+#include <chrono>
 #include <system_error>
+#include <thread>
 
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -14,6 +16,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/base/untrusted.h"
 #include "dtrain/host/processes.h"
+#include "storage.h"
 
 namespace dtrain::checkpoints {
 namespace {
@@ -23,6 +26,8 @@ namespace fs = std::filesystem;
 constexpr const char* kMemory = "/dev/shm";
 constexpr const char* kOwnerFile = "owner.json";
 constexpr std::size_t kLargestOwnerFile = 64 << 10;
+constexpr std::chrono::milliseconds kPoll{20};
+constexpr std::chrono::seconds kPatienceWithSaver{10};
 
 std::string prefix_of_user() {
   return "dtrain-" + std::to_string(::geteuid()) + "-";
@@ -96,6 +101,22 @@ std::optional<Entry> newest_in_memory(const fs::path& run) {
   } catch (const Error&) {  // another process removes the folder
   }
   return std::nullopt;
+}
+
+std::optional<fs::path> save_newest_in_memory(const fs::path& run, const fs::path& storage) {
+  const auto newest = newest_in_memory(run);
+  if (!newest) return std::nullopt;
+  make_folder(storage);
+  StorageLock lock(storage);
+  for (auto waited = kPoll; !lock.try_take(); waited += kPoll) {
+    if (waited > kPatienceWithSaver) throw SystemError("another process writes into " + storage.string(), EBUSY);
+    std::this_thread::sleep_for(kPoll);
+  }
+  for (const Entry& entry : list(storage)) {
+    if (entry.damage.empty() && entry.about.step >= newest->about.step) return std::nullopt;
+  }
+  if (!adopt_checkpoint(newest->path, storage)) return std::nullopt;
+  return storage / newest->path.filename();
 }
 
 MemoryFolder::MemoryFolder(const fs::path& run) {

@@ -6,7 +6,9 @@
 #include <chrono>
 #include <condition_variable>
 #include <exception>
+#include <fstream>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -14,6 +16,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "dtrain/base/crc32c.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/untrusted.h"
@@ -31,6 +34,25 @@ constexpr std::size_t kLargestStorageFile = 64 << 10;
 void sync_file(const fs::path& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd || ::fsync(fd.get()) != 0) throw SystemError("cannot synchronise " + path.string(), errno);
+}
+
+// Gives the files of a state in memory, which has none, checksums.
+void add_checksums(const fs::path& checkpoint) {
+  Manifest manifest = parse_manifest(read_file(checkpoint / kManifestFile));
+  if (manifest.has_checksums) return;
+  std::vector<char> piece(kPieceBytes);
+  for (ManifestFile& file : manifest.files) {
+    std::ifstream read(checkpoint / file.name, std::ios::binary);
+    for (std::uint64_t at = 0; at < file.bytes; at += kPieceBytes) {
+      const auto bytes = static_cast<std::size_t>(std::min<std::uint64_t>(kPieceBytes, file.bytes - at));
+      if (!read.read(piece.data(), static_cast<std::streamsize>(bytes))) {
+        throw SystemError("cannot read " + (checkpoint / file.name).string(), errno);
+      }
+      file.checksums.push_back(crc32c(std::as_bytes(std::span(piece).first(bytes))));
+    }
+  }
+  manifest.has_checksums = true;
+  write_file_atomic(checkpoint / kManifestFile, to_text(manifest));
 }
 
 }  // namespace
@@ -102,6 +124,7 @@ bool adopt_checkpoint(const fs::path& checkpoint, const fs::path& storage) {
     return false;
   }
   if (code) throw SystemError("cannot put " + checkpoint.string() + " into " + storage.string(), code.value());
+  add_checksums(partial);
   sync_folder(partial);
   fs::rename(partial, storage / step_folder(*step), code);
   if (code) throw SystemError("cannot rename " + partial.string(), code.value());

@@ -16,6 +16,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/rank/environment.h"
@@ -107,6 +108,7 @@ RankEnvironment from_dtrain(const Variables& variables, const std::string& first
     handover.on_gpus = reads_cuda(handed);
     if (const std::string* from = find(variables, "DTRAIN_RESUME_FROM")) handover.resume_from = *from;
     if (const std::string* folder = find(variables, "DTRAIN_MEMORY_FOLDER")) handover.memory_folder = *folder;
+    if (const std::string* kept = find(variables, "DTRAIN_KEPT_MEMORY")) handover.kept_memory = Json::parse(*kept);
     result.world.host = handover.agent_id;
     result.handover = std::move(handover);
   } else {
@@ -375,7 +377,8 @@ Variables rank_variables(const comm::World& world, const Handover& handover) {
           {"DTRAIN_AGENT_SOCKET", handover.monitor_socket},
           {"DTRAIN_SLOT_TYPE", slot_type_text(handover.on_gpus)},
           {"DTRAIN_RESUME_FROM", handover.resume_from.string()},
-          {"DTRAIN_MEMORY_FOLDER", handover.memory_folder.string()}};
+          {"DTRAIN_MEMORY_FOLDER", handover.memory_folder.string()},
+          {"DTRAIN_KEPT_MEMORY", to_line(handover.kept_memory)}};
 }
 
 Variables launcher_variables(const LauncherContact& launcher) {

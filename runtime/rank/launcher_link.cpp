@@ -51,6 +51,10 @@ Json pulse_message() {
   return {{"type", "pulse"}};
 }
 
+Json memory_message(const std::string& name) {
+  return {{"type", "memory"}, {"name", name}};
+}
+
 Json folder_message(const std::filesystem::path& run_dir) {
   return {{"type", "folder"}, {"path", run_dir.string()}};
 }
@@ -144,6 +148,10 @@ bool SocketLink::send(const Json& message, bool droppable) {
 
 void SocketLink::share_pulse(int fd) {
   UnixSocket(duplicate(fd_.get())).send(to_line(pulse_message()), {&fd, 1});
+}
+
+void SocketLink::keep_memory(const std::string& name, int fd) {
+  if (name.size() <= kLongestText) UnixSocket(duplicate(fd_.get())).send(to_line(memory_message(name)), {&fd, 1});
 }
 
 Json to_json(const LaunchOrders& orders) {

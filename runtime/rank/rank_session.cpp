@@ -133,6 +133,18 @@ SharedMemory RankSession::share_on_host(const std::string& name, const std::func
   return comm::share_on_host(control(), name, make, hosts_->ranks_here(), access);
 }
 
+SharedMemory RankSession::keep_on_host(const std::string& name, const std::function<SharedMemory()>& make) {
+  return share_on_host(name, [&] {
+    const auto& handover = identity_->environment.handover;
+    if (handover && handover->kept_memory.contains(name)) {
+      return SharedMemory::map(duplicate(handover->kept_memory.at(name)), /*writable=*/false);
+    }
+    SharedMemory memory = make();
+    if (launcher_ && memory.fd() >= 0) launcher_->link().keep_memory(name, memory.fd());
+    return memory;
+  });
+}
+
 bool RankSession::stop_requested() const {
   return stops_->requested();
 }

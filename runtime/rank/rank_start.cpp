@@ -5,6 +5,7 @@
 #include <ctime>
 #include <filesystem>
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
@@ -240,6 +241,7 @@ void RankSession::connect_launcher() {
   launcher_ = std::make_unique<LauncherConnection>(*identity_, log_);
   failure_report_->set_launcher(launcher_->link());
   if (environment.is_child()) {
+    for (const auto& [name, memory] : environment.handover->kept_memory) ::fcntl(memory, F_SETFD, FD_CLOEXEC);
     // The folder must be set before the link's thread starts, which writes an event when the launcher is gone.
     files_->folder.path = environment.handover->run_dir;
     files_->events.open(files_->folder.events(), environment.world.rank, identity_->host.name);

@@ -30,6 +30,9 @@ class StateVisitor {
   // themselves. Otherwise it gets tensors of the right name and shape that hold only this rank's part, or nothing
   // (at::kMeta).
   virtual bool needs_whole() const { return true; }
+  // False if this visitor leaves out what updates change alike on every rank: parameters, the optimizer's tensors. Then
+  // they are not visited.
+  virtual bool needs_shared() const { return true; }
 
   // Visits the tensor's elements; its memory, shape and type stay.
   void tensor(std::string_view name, const at::Tensor& value) { on_tensor(path_of(name), value); }
@@ -52,6 +55,7 @@ class StateVisitor {
     on_real(path_of(name), real_or_zero);
     value = known ? std::optional(real_or_zero) : std::nullopt;
   }
+  void real(std::string_view name, double& value) { on_real(path_of(name), value); }
   void reals(std::string_view name, std::vector<float>& values) { on_reals(path_of(name), values); }
   void text(std::string_view name, std::string& value) { on_text(path_of(name), value); }
 

@@ -1,21 +1,26 @@
 """From the death of a rank to the end of the next new batch: dtrain, and torchrun's elastic restarts beside it.
 
-    recovery.py BIN [--json] [--quick] [--seed N] [--cases cnn,mlp] [--seconds N]
+    recovery.py BIN [--json] [--quick] [--soon] [--seed N] [--cases cnn,mlp,torchrun,cost] [--seconds N]
 
-A random rank, rank 0 too, gets SIGKILL at a random moment of a run that trains; then again, until the case's time is over. A new
-batch is one that no rank had done before. Its end, and the last batch before the kill, are those of the ranks' own records.
+A random rank, rank 0 too, gets SIGKILL while the run trains; then again, until the turn's time is over. A new batch is one that no
+rank had done before. Its end, and the last batch before the kill, are those of the ranks' own records.
+
+When it kills: a user's faults are hours apart, so each finds a run that has trained for long, and at a random place in its batch. So
+each kill comes a random time (uniform, FROM_S to UNTIL_S) after all ranks have done a batch in their attempt. With --soon it comes
+within the first second instead, where the waiting process may not be ready.
 
 cases: cnn (Fashion-MNIST, C++), mlp (25M parameters, C++), python (a script with dtrain's lines, the CNN), sharded (the MLP with
 sharded moments), all_dead (the MLP; all ranks are killed at once), and each of cnn and mlp with 4 ranks (not with --quick).
-For each `median_ms worst_ms batches_again restart_ms` (restart_ms: to the end of the first batch, new or not) and the medians of
-the parts that the run's events give.
+For each `median_ms worst_ms batches_again restart_ms` (restart_ms: to the end of the first batch, new or not), the medians of the
+parts that the run's events give, and which share of the kills found a waiting process (`forked`) and a survivor that saved the state
+of the last batch (`by_survivor`).
 
 torchrun: the same CNN (and MLP, without --quick) under `torchrun --max-restarts`, in turns with ours. torchrun_restart_ms is as
 restart_ms. What it repeats follows from its checkpoints: torch.save() holds up the loop for torchrun_save_ms, so a period in
 which that is 1% of the loop repeats half of that period at the mean: torchrun_ms is the sum. torchrun_ratio is
 torchrun_ms over the median_ms of the script in Python, cpp_ratio over that of the same model in C++.
 
-cost: the steps of the CNN with and without states in memory, in turns, less 1; null where the run has no such setting.
+cost: the mean steps of the CNN with and without states in memory (recovery.interval: off), in turns, less 1 (not with --quick).
 """
 import argparse
 import json
@@ -35,7 +40,9 @@ PATIENCE = 120  # seconds; against hangs alone
 SHARE = 0.01  # of the loop, that checkpoints of torchrun's script may cost
 PARTS = ("noticed_s", "ended_s", "started_s", "joined_s", "resumed_s", "new_batch_s")
 MLP = {"features": 2048, "width": 2048, "depth": 7, "learning_rate": 0.01}
-OFF = "recovery.interval=0"  # no states in memory
+OFF = "recovery.interval=off"  # no states in memory
+FROM_S, UNTIL_S, SOON_S = 1.0, 4.0, (0.0, 1.0)
+LONGEST_COST_S = 90
 
 
 def records(path, *words):
@@ -145,7 +152,10 @@ class Ours:
         first = min(min(one) for one in ends)
         ms = lambda batch: (max(min(end for number, end in one.items() if number >= batch) for one in ends) - killed_ns) / 1e6
         told = self.told(before)
+        logs = (self.run / f"attempt-{before}" / "logs").glob("rank-*.log")
         return {"ms": ms(done + 1), "restart_ms": ms(first), "again": done + 1 - first,
+                "forked": all(event.get("from_standby") for event in self.events("rank_started")[-self.ranks:]),
+                "by_survivor": any("was saved in memory" in log.read_text() for log in logs),
                 "parts": {part: told[part] for part in PARTS} if told else {}}
 
     def told(self, before):
@@ -210,13 +220,12 @@ class Torchrun:
             self.launcher.kill()
 
 
-def disturbed(run, seconds, dice, wait_s):
-    """What came of each kill within so many seconds: of one at least."""
-    end = time.monotonic() + seconds
+def disturbed(run, end, dice, wait_s):
+    """What came of each kill until then: of one at least."""
     found = []
     run.trains()
     while not found or time.monotonic() < end:
-        time.sleep(dice.uniform(0.2, wait_s))
+        time.sleep(dice.uniform(*wait_s))
         found.append(run.disturb(dice))
     return found
 
@@ -231,7 +240,9 @@ def row(case, ranks, found):
             "median_ms": round(statistics.median(one["ms"] for one in found), 1),
             "worst_ms": round(max(one["ms"] for one in found), 1),
             "restart_ms": round(statistics.median(one["restart_ms"] for one in found), 1),
-            "batches_again": statistics.mean(one["again"] for one in found), "parts": parts}
+            "batches_again": statistics.mean(one["again"] for one in found),
+            "forked": round(statistics.mean(one["forked"] for one in found), 2),
+            "by_survivor": round(statistics.mean(one["by_survivor"] for one in found), 2), "parts": parts}
 
 
 def torchrun_row(model, found, save_ms, step_ms):
@@ -243,11 +254,7 @@ def torchrun_row(model, found, save_ms, step_ms):
 
 
 def undisturbed_cost(folder, arguments, seconds):
-    """Turns of runs with and without states in memory; None: this dtrain has no such setting."""
-    check = subprocess.run([arguments.bin / "dtrain", "launch", experiment("cnn", 2, folder), "--dry-run", "--set", OFF],
-                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    if check.returncode != 0:
-        return None
+    """Turns of runs with and without states in memory."""
     steps = {(): [], (OFF,): []}
     for turn in range(3):
         for sets, times in steps.items():
@@ -269,20 +276,27 @@ def measure(arguments, folder):
     cases += [] if arguments.quick else [("cnn", 4), ("mlp", 4)]
     cases = [one for one in cases if one[0] in wanted]
     models = [model for model in ("cnn",) + (() if arguments.quick else ("mlp",)) if model in wanted]
+    if "torchrun" not in wanted:
+        models = []
     rounds = 1 if arguments.quick else 3
+    with_cost = "cost" in wanted and not arguments.quick
+    cost_s = min(LONGEST_COST_S, arguments.seconds / 4) if with_cost else 0
+    turn_s = (arguments.seconds - cost_s) / (rounds * max(1, len(cases) + len(models)))
+    wait_s = SOON_S if arguments.soon else (FROM_S, UNTIL_S)
     of_case, of_peer, steps = {}, {}, {}
     for turn in range(rounds):
         for case, ranks in cases:
+            end = time.monotonic() + turn_s
             run = Ours(case, ranks, folder / f"{case}-{ranks}-{turn}", arguments)
             try:
-                # In the middle of two checkpoints at the mean.
-                of_case.setdefault((case, ranks), []).extend(disturbed(run, arguments.seconds, dice, arguments.seconds / 2))
+                of_case.setdefault((case, ranks), []).extend(disturbed(run, end, dice, wait_s))
             finally:
                 run.close()
         for model in models:
+            end = time.monotonic() + turn_s
             run = Torchrun(model, 2, folder / f"torchrun-{model}-{turn}", arguments)
             try:
-                of_peer.setdefault(model, []).extend(disturbed(run, arguments.seconds, dice, 1))
+                of_peer.setdefault(model, []).extend(disturbed(run, end, dice, (0.2, 1)))
                 steps.setdefault(model, []).append(run.save_and_step_ms())
             finally:
                 run.close()
@@ -297,9 +311,9 @@ def measure(arguments, folder):
     for peer in peers:
         if peer["model"] in medians:
             result[f"{peer['model']}_cpp_ratio"] = round(peer["torchrun_ms"] / medians[peer["model"]], 2)
-    if not arguments.quick:
+    if with_cost:
         (folder / "cost").mkdir()
-        result["cost"] = undisturbed_cost(folder / "cost", arguments, 10 * arguments.seconds)
+        result["cost"] = undisturbed_cost(folder / "cost", arguments, cost_s)
     return result
 
 
@@ -309,11 +323,12 @@ def main():
     parser.add_argument("--json", action="store_true", help="one line")
     parser.add_argument("--quick", action="store_true", help="under 55 s: one short turn of each, 2 ranks")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cases", default="cnn,mlp,python,sharded,all_dead")
-    parser.add_argument("--seconds", type=float, help="of kills, for each case in each turn")
+    parser.add_argument("--soon", action="store_true", help="kill within the first second of each attempt")
+    parser.add_argument("--cases", default="cnn,mlp,python,sharded,all_dead,torchrun,cost")
+    parser.add_argument("--seconds", type=float, help="of the whole measurement, about; each turn has at least one kill")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # the runs are ended, too
-    arguments.seconds = arguments.seconds or (2 if arguments.quick else 15)
+    arguments.seconds = arguments.seconds or (40 if arguments.quick else 400)
     with tempfile.TemporaryDirectory(prefix="dtrain-bench-") as folder:
         result = measure(arguments, Path(folder))
     print(json.dumps(result, indent=None if arguments.json else 1))

@@ -155,6 +155,23 @@ TEST(Generations, ASurvivorCompletesAStateBesideWritersOfTheSlot) {
   EXPECT_EQ(list(folder.path()).size(), 1u);
 }
 
+TEST(Generations, TheNewestBecomesACheckpointWithChecksums) {
+  const TemporaryFolder run, storage;
+  const MemoryFolder memory(run.path());
+  EXPECT_FALSE(save_newest_in_memory(run.path(), storage.path()));
+  Slots slots(memory.path());
+  slots.write('a');
+  slots.complete(5);
+  const auto saved = save_newest_in_memory(run.path(), storage.path());
+  ASSERT_EQ(saved, storage / "step-5");
+  EXPECT_TRUE(read_manifest(*saved).has_checksums);
+  EXPECT_THAT(verify(*saved), IsEmpty());
+  EXPECT_EQ(read_file(*saved / kModelFile), std::string(kModel, 'a'));
+  EXPECT_FALSE(save_newest_in_memory(run.path(), storage.path()));  // it is no further
+  std::ofstream(*saved / kOptimizerFile, std::ios::in | std::ios::out) << "b";
+  EXPECT_EQ(verify(*saved).size(), 1u);
+}
+
 TEST(Generations, OnlyOneCompletesAtATime) {
   const GenerationBoard board(GenerationBoard::create(3, 100));
   EXPECT_TRUE(board.begin_completion());

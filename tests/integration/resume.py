@@ -456,8 +456,7 @@ class RankKiller(threading.Thread):
 
 def killed_with_states(build, workplace, dice):
     failures = 0
-    cases = [("synthetic", 2, lambda path: synthetic(build, path)),
-             ("synthetic, SGD, clipped", 3, lambda path: synthetic(build, path, 3, 60, hyperparameters={"optimizer": "sgd"})),
+    cases = [("synthetic, sharded", 2, lambda path: synthetic(build, path, optimizations={"sharded_optimizer": True})),
              *((title(one), 2, lambda path, one=one: experiment(build, one, 2, "cpu", path)) for one in (
                  case("cnn", ADAMW, length={"batches": 700}, sections=OFTEN),
                  case("mlp", SGD, length={"batches": 1500}, sections=OFTEN, draws=True, own_state=True),
@@ -488,6 +487,64 @@ def killed_with_states(build, workplace, dice):
             print(f"    {problem} ({folder})", flush=True)
         failures += bool(problems)
     return failures
+
+
+def killed_with_survivors(build, workplace, dice):
+    """Where every rank updates all parameters, the run goes on at the batch under way after most kills: of at least half."""
+    failures = kills = states = 0
+    whole_updates = {"optimizations": {"sharded_optimizer": False}}
+    for index, (name, ranks, write) in enumerate((
+            ("synthetic, AdamW", 2, lambda path: synthetic(build, path, 2, 120, **whole_updates)),
+            ("synthetic, SGD", 3, lambda path: synthetic(build, path, 3, 100, hyperparameters={"optimizer": "sgd"}, **whole_updates)),
+            ("cnn, own state", 2, lambda path: experiment(build, case(
+                "cnn", ADAMW, length={"batches": 900}, sections=OFTEN, own_state=True, sharded_optimizer=False), 2, "cpu", path)))):
+        folder = workplace.path / f"survivors-{index}"
+        folder.mkdir()
+        file = write(folder / "experiment.yaml")
+        launch(build, file, folder / "whole").expect(0)
+        killer = RankKiller(folder / "broken", [dice.randrange(ranks) for _ in range(3)], [dice.uniform(0.1, 0.4) for _ in range(3)])
+        result = launch(build, file, folder / "broken")
+        killer.over = True
+        problems = [] if result.code == 0 else [f"exit code {result.code}:\n{result.output}"]
+        problems = problems or differences(what_is_left(folder / "whole"), what_is_left(folder / "broken"))
+        saved = sum(path.read_text().count("was saved in memory") for path in (folder / "broken").rglob("rank-*.log"))
+        again = [event["batches_again"] for event in events_of(folder / "broken", "recovered")]
+        print(f"{ranks} {name:70} {killer.killed} kills, {saved} states by survivors, {again} batches again: "
+              f"{'equal' if not problems else 'FAILED'}", flush=True)
+        for problem in problems:
+            print(f"    {problem} ({folder})", flush=True)
+        failures += bool(problems)
+        kills += killer.killed
+        states += saved
+    if 2 * states < kills:
+        print(f"survivors have saved the state after {states} of {kills} kills: FAILED", flush=True)
+    return failures + (2 * states < kills)
+
+
+def memory_of_failed_run(build, workplace):
+    """What a run that fails has in memory goes to the disk, and --continue has it."""
+    folder = workplace.path / "failed"
+    folder.mkdir()
+    file = experiment(build, case("cnn", ADAMW, length={"batches": 500}, sections=OFTEN, sharded_optimizer=False), 2, "cpu",
+                      folder / "experiment.yaml")
+    fault = {"kind": "kill", "rank": 1, "batch": 400}  # each time: the run ends after the third
+    failed = launch(build, file, folder / "run", sets=[f"hyperparameters.fault={json.dumps(fault)}"])
+    problems = [] if failed.code == 1 else [f"exit code {failed.code}:\n{failed.output}"]
+    last = events_of(folder / "run", "memory_saved")
+    if not last or memory_of(folder / "run").exists():
+        problems.append(f"its state in memory is lost, or stays there:\n{failed.output}")
+    continued = run([build.program("dtrain"), "launch", "--continue", str(folder / "run"), "--set", "hyperparameters.fault={}"],
+                    folder / "run")
+    resumed = events_of(folder / "run", "resumed")
+    if continued.code != 0 or not last or not resumed or resumed[-1]["path"] != last[-1]["path"]:
+        problems.append(f"it went on from {resumed[-1:]}, not from {last}:\n{continued.output}")
+    verified = run([build.program("dtrain"), "checkpoint", "verify", str(folder / "run")], folder / "run")
+    if verified.code != 0:
+        problems.append(verified.output)
+    print(f"the state in memory of a run that fails: {'on disk' if not problems else 'FAILED'}", flush=True)
+    for problem in problems:
+        print(f"    {problem} ({folder})", flush=True)
+    return len(problems)
 
 
 def full_memory(build, workplace):
@@ -558,7 +615,8 @@ def nothing_left(build, workplace):
 
 
 def memory_cases(build, workplace, dice):
-    return killed_with_states(build, workplace, dice) + full_memory(build, workplace) + nothing_left(build, workplace)
+    return (killed_with_states(build, workplace, dice) + killed_with_survivors(build, workplace, dice)
+            + memory_of_failed_run(build, workplace) + full_memory(build, workplace) + nothing_left(build, workplace))
 
 
 def main():

@@ -53,7 +53,8 @@ class Standby(harness.WorkplaceTest):
                                        stderr=subprocess.STDOUT)
         try:
             events = lambda name: run.events(name) if (run.run_dir / "events.jsonl").is_file() else []  # noqa: E731
-            harness.wait_until(lambda: events("standby_ready") or process.poll() is not None, "the waiting process")
+            harness.wait_until(lambda: (run.run_dir / "metrics.jsonl").is_file() and run.lines("metrics.jsonl")
+                               or process.poll() is not None, "a batch")
             self.assertIsNone(process.poll(), (folder / "out").read_text())
             for attempt in (2, 3):
                 os.kill(events("rank_started")[-1]["pid"], signal.SIGKILL)
@@ -64,13 +65,13 @@ class Standby(harness.WorkplaceTest):
         finally:
             process.kill()
             process.wait()
-        self.assertEqual([event.get("from_standby", False) for event in run.events("rank_started")], 2 * [False] + 4 * [True])
+        self.assertEqual([event.get("from_standby", False) for event in run.events("rank_started")], 6 * [True])
         self.assertGreater(run.events("standby_ready")[0]["own_bytes"], 1 << 20)
         self.assertEqual(self.outcome(run), self.outcome(whole))
         attempts = [[self.facts(folder, rank) for rank in (0, 1)]
                     for folder in (run.run_dir / "attempt-1", run.run_dir / "attempt-2", run.run_dir)]
         for started, forked, anew in zip(*attempts):
-            self.assertEqual([facts.pop("imported") for facts in (started, forked, anew)], [False, True, False])
+            self.assertEqual([facts.pop("imported") for facts in (started, forked, anew)], [True, True, False])
             self.assertEqual([facts["variables"].pop("DTRAIN_RESUME_FROM") == "" for facts in (started, forked, anew)],
                              [True, False, False])
             self.assertEqual(anew["os"].pop("TORCHDYNAMO_CACHE_SIZE_LIMIT"), "3")

@@ -292,5 +292,17 @@ TEST(HangWatch, ARankAloneOrThatNobodyWaitsForDoesNotHang) {
   EXPECT_FALSE(time_until_found(of_one, clock, sights));
 }
 
+TEST(HangWatch, TheLastRankMayBeStopped) {
+  SetClock clock;
+  HangWatch hangs(seconds(3), clock);
+  auto sights = hanging_pair();
+  sights[0].takes_part = false;  // it has got to its end
+  sights[1].stopped = true;
+  EXPECT_EQ(time_until_found(hangs, clock, sights), seconds(3));
+  EXPECT_EQ(hangs.look(sights)->ranks, std::vector<int>{1});
+  sights[1].takes_part = false;
+  EXPECT_FALSE(hangs.look(sights));
+}
+
 }  // namespace
 }  // namespace dtrain::launcher

@@ -9,6 +9,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/checkpoint/memory_folder.h"
 #include "dtrain/host/processes.h"
+#include "dtrain/rank/checkpoint_folder.h"
 #include "entrypoint.h"
 #include "launch/recoveries.h"
 #include "launch/slurm_submit.h"
@@ -155,53 +156,25 @@ class Watcher {
   std::optional<Nanoseconds> terminated_;  // the time of the last SIGTERM or SIGHUP
 };
 
-}  // namespace
-
-Failure reported_failure(const std::string& who, int rank, const rank::ErrorMessage& error) {
-  if (error.agreed || rank < 0) return {.cause = error.cause, .remedy = error.remedy};
-  return {.rank = rank,
-          .cause = who + " " + rank::failed_when(error.step) + ": " + error.cause,
-          .remedy = error.remedy,
-          .may_pass = error.departure == comm::Departure::kTimedOut};
-}
-
-std::string stopping_line(const Interrupt& interrupt) {
-  if (interrupt.repeats) return "dtrain: " + interrupt.why + ": the ranks are stopping already; another one kills them";
-  if (interrupt.yields) return "dtrain: " + interrupt.why + ": saving after the current step, to go on later";
-  return "dtrain: " + interrupt.why + ": stopping after the current step; a second " + interrupt.why +
-         " kills the ranks";
-}
-
-ExitCode exit_code_of_stop(const Interrupt& interrupt, ExitCode of_ranks) {
-  if (of_ranks == ExitCode::kDone) return of_ranks;
-  // Ranks that saved because of an order to yield do not know of a SIGINT that came later.
-  const bool goes_on_later = of_ranks == ExitCode::kPreempted && !(interrupt.exists() && interrupt.signal == SIGINT);
-  return goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted;
-}
-
-std::vector<std::string> log_lines(const rank::RunFolder& folder, int rank, const std::string& cause) {
-  const std::vector<std::string> said = split(cause, '\n');
-  // The log has the first line behind a time and a level, and the others, such as those of a traceback, as they are.
-  const auto repeats = [&](const std::string& line) {
-    if (line.empty() || said.front().empty()) return false;
-    return line.find(said.front()) != std::string::npos || std::find(said.begin(), said.end(), line) != said.end();
-  };
-  std::vector<std::string> lines;
-  for (std::string& line : rank::last_lines(folder.log(rank), kLogLinesShown)) {
-    if (!repeats(line)) lines.push_back(std::move(line));
+// After a failure: what is further in memory than on the disk goes there, for --continue.
+void keep_what_is_in_memory(const RunningLaunch& running, checkpoints::MemoryFolder& memory) {
+  try {
+    const auto saved =
+        checkpoints::save_newest_in_memory(running.folder.path, rank::find_checkpoint_folder(running.folder));
+    if (!saved) return;
+    running.events.write("memory_saved", {{"path", saved->string()}});
+    running.screen.line("dtrain: the last state in memory is now the checkpoint " + saved->string());
+  } catch (const Error& error) {
+    running.screen.line("dtrain: warning: the last state in memory cannot be written to the disk: " + describe(error) +
+                        "; it stays in " + memory.path().string() + " until another run is launched");
+    memory.leave();
   }
-  return lines;
 }
 
-Outcome outcome_of_cancelled(const LaunchTask& task, const rank::ResumePoint& resume) {
-  const Interrupt& cancelled = task.cancelled();
-  const bool goes_on_later = cancelled.signal != SIGINT && resume.exists();
-  return {.exit_code = goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted, .interrupt = cancelled};
-}
-
-Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, rank::ResumePoint resume, int restarts,
-                     const std::function<std::optional<PlacedLaunch>()>& place_again) {
-  const auto memory = make_memory_folder(running, placed);
+// As run_attempts(). `memory`: null, or for the states in memory.
+Outcome make_attempts(const RunningLaunch& running, PlacedLaunch placed, rank::ResumePoint resume, int restarts,
+                      const std::function<std::optional<PlacedLaunch>()>& place_again,
+                      const checkpoints::MemoryFolder* memory) {
   Recoveries recoveries(running);
   Standby standby;
   for (;;) {
@@ -256,6 +229,58 @@ Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, rank::Re
     if (!again) return outcome_of_cancelled(running.task, resume);
     placed = *std::move(again);
   }
+}
+
+}  // namespace
+
+Failure reported_failure(const std::string& who, int rank, const rank::ErrorMessage& error) {
+  if (error.agreed || rank < 0) return {.cause = error.cause, .remedy = error.remedy};
+  return {.rank = rank,
+          .cause = who + " " + rank::failed_when(error.step) + ": " + error.cause,
+          .remedy = error.remedy,
+          .may_pass = error.departure == comm::Departure::kTimedOut};
+}
+
+std::string stopping_line(const Interrupt& interrupt) {
+  if (interrupt.repeats) return "dtrain: " + interrupt.why + ": the ranks are stopping already; another one kills them";
+  if (interrupt.yields) return "dtrain: " + interrupt.why + ": saving after the current step, to go on later";
+  return "dtrain: " + interrupt.why + ": stopping after the current step; a second " + interrupt.why +
+         " kills the ranks";
+}
+
+ExitCode exit_code_of_stop(const Interrupt& interrupt, ExitCode of_ranks) {
+  if (of_ranks == ExitCode::kDone) return of_ranks;
+  // Ranks that saved because of an order to yield do not know of a SIGINT that came later.
+  const bool goes_on_later = of_ranks == ExitCode::kPreempted && !(interrupt.exists() && interrupt.signal == SIGINT);
+  return goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted;
+}
+
+std::vector<std::string> log_lines(const rank::RunFolder& folder, int rank, const std::string& cause) {
+  const std::vector<std::string> said = split(cause, '\n');
+  // The log has the first line behind a time and a level, and the others, such as those of a traceback, as they are.
+  const auto repeats = [&](const std::string& line) {
+    if (line.empty() || said.front().empty()) return false;
+    return line.find(said.front()) != std::string::npos || std::find(said.begin(), said.end(), line) != said.end();
+  };
+  std::vector<std::string> lines;
+  for (std::string& line : rank::last_lines(folder.log(rank), kLogLinesShown)) {
+    if (!repeats(line)) lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
+Outcome outcome_of_cancelled(const LaunchTask& task, const rank::ResumePoint& resume) {
+  const Interrupt& cancelled = task.cancelled();
+  const bool goes_on_later = cancelled.signal != SIGINT && resume.exists();
+  return {.exit_code = goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted, .interrupt = cancelled};
+}
+
+Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, rank::ResumePoint resume, int restarts,
+                     const std::function<std::optional<PlacedLaunch>()>& place_again) {
+  const auto memory = make_memory_folder(running, placed);
+  Outcome outcome = make_attempts(running, std::move(placed), std::move(resume), restarts, place_again, memory.get());
+  if (memory && outcome.failure) keep_what_is_in_memory(running, *memory);
+  return outcome;
 }
 
 void HangingProcess::end(const Process& process, Nanoseconds since, const Patience& patience) {

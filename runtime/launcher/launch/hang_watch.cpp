@@ -99,15 +99,18 @@ std::optional<Hang> HangWatch::look(std::span<const RankSight> sights) {
   const auto is_stopped = [](const RankSight& sight) { return !sight.takes_part || sight.stopped; };
   const bool unwatched = !last_look_ || now - *last_look_ > kUnwatched;
   const bool any_traced = std::any_of(sights.begin(), sights.end(), [](const auto& sight) { return sight.traced; });
+  const auto taking_part = std::count_if(sights.begin(), sights.end(), takes_part);
   const bool all_stopped = std::all_of(sights.begin(), sights.end(), is_stopped);
-  if (unwatched || any_traced || all_stopped) {
+  // Somebody has stopped the run, unless a rank has got to its end meanwhile.
+  const bool run_stopped = all_stopped && taking_part == std::ssize(sights);
+  if (unwatched || any_traced || run_stopped) {
     begin_anew(sights, now);
     last_look_ = now;
     return std::nullopt;
   }
   for (std::size_t rank = 0; rank < sights.size(); ++rank) follow(ranks_[rank], sights[rank], now);
   last_look_ = now;
-  if (std::count_if(sights.begin(), sights.end(), takes_part) < 2) return std::nullopt;
+  if (taking_part == 0 || (taking_part == 1 && !all_stopped)) return std::nullopt;
 
   const bool any_stopped = std::any_of(sights.begin(), sights.end(), [](const auto& s) { return s.stopped; });
   Hang hang{.still = kNever};
@@ -125,7 +128,7 @@ std::optional<Hang> HangWatch::look(std::span<const RankSight> sights) {
     hang.ranks.push_back(static_cast<int>(rank));
     hang.still = std::min(hang.still, still);
   }
-  if (!any_waits) return std::nullopt;
+  if (!any_waits && !all_stopped) return std::nullopt;
   if (hang.ranks.empty()) hang.still = limit();
   return hang;
 }

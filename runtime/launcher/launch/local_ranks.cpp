@@ -133,13 +133,14 @@ RankProcess start_rank(const Attempt& attempt, const rank::RankPlacement& placem
   if (placed.on_gpus()) {
     for (const auto& [name, value] : gpu_variables(placed)) options.environment[name] = value;
   }
+  options.fds = {{1, output.get()}, {2, output.get()}};
+  attempt.standby.hand_over_memory(options, handover);
   for (const auto& [name, value] : rank::rank_variables(world, handover)) options.environment[name] = value;
   // The mark identifies the rank if the launcher is killed before it has recorded the process.
   options.environment[scheduler::kRankMark] = scheduler::rank_mark(handover.launcher_pid);
-  options.fds = {{1, output.get()}, {2, output.get()}};
   options.cpus = placement.cpus;
   return RankProcess::start(placement.rank, std::move(options),
-                            [&](const ProcessOptions& rank) { return attempt.standby.start(rank); });
+                            [&](const ProcessOptions& rank) { return attempt.standby.start(attempt, rank); });
 }
 
 // A rank 0 that is killed early leaves the file, under its own name or a temporary one.
@@ -210,8 +211,9 @@ void LocalRanks::reap() {
 
 void LocalRanks::read_links() {
   for (RankProcess& rank : ranks_) {
-    const RankNews news = rank.read_link();
+    RankNews news = rank.read_link();
     if (news.progress) attempt_.take(*news.progress);
+    for (auto& [name, memory] : news.memory) attempt_.standby.keep(attempt_, name, std::move(memory));
   }
 }
 

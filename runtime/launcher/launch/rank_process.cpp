@@ -61,6 +61,8 @@ void RankProcess::take(const Json& message, std::vector<UniqueFd>& fds, RankNews
     error_ = rank::error_of(message);
   } else if (type == "pulse" && !fds.empty()) {
     pulse_ = std::make_unique<RankPulse>(std::move(fds.front()), process_.pid());
+  } else if (type == "memory" && !fds.empty()) {
+    news.memory.insert_or_assign(message.at("name").get<std::string>(), std::move(fds.front()));
   }
 }
 

@@ -3,8 +3,10 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "dtrain/base/clock.h"
 #include "dtrain/base/subprocess.h"
@@ -21,6 +23,7 @@ namespace dtrain::launcher {
 struct RankNews {
   std::optional<rank::Progress> progress;  // the newest
   std::filesystem::path folder;            // of the run; empty: it has told none
+  std::map<std::string, UniqueFd> memory;  // to be kept for the ranks of later attempts, by name
 };
 
 class RankProcess {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "checkpoint/own_state.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/checkpoint/memory_folder.h"
@@ -17,39 +18,30 @@ using Seconds = std::chrono::duration<double>;
 constexpr double kShareForStates = 0.01;
 constexpr double kShareAfterFault = 0.05;
 constexpr Seconds kShortest{1}, kLongest{600}, kFirstAfterFault{0.25};
-constexpr double kShareOfBatch = 0.005;  // for publications
-constexpr int kMeasuredPublications = 8;
+constexpr Seconds kBeforeReservation{0.25};  // from the start on, so that a very short run does not pay for it
+constexpr double kShareOfBatch = 0.005;      // for publications
+constexpr std::size_t kMeasuredPublications = 8;
+constexpr int kBatchesUnpublished = 500;  // before publications that cost too much are measured again
 constexpr std::size_t kLargestPublished = 4u << 20, kMoreOwn = 64u << 10;  // bytes
 constexpr int kMostThreads = 4;
 constexpr std::string_view kReason = "memory";
 
-// A tensor in the bytes of a rank's own file, which this program has laid out.
-std::string_view tensor_in(std::string_view file, const std::string& name) {
-  std::uint64_t length = 0;
-  std::memcpy(&length, file.data(), sizeof length);
-  const Json header = Json::parse(file.substr(sizeof length, length));
-  const auto found = header.find(name);
-  if (found == header.end()) return {};
-  const auto offsets = found->at("data_offsets").get<std::vector<std::size_t>>();
-  return file.substr(sizeof length + length + offsets[0], offsets[1] - offsets[0]);
+std::vector<std::byte> file_of(const FileImage& own) {
+  std::vector<std::byte> bytes(own.bytes());
+  DeviceCopies from_device;
+  own.write_header(bytes.data());
+  own.write_data(bytes.data(), 0, own.data_bytes(), /*is_first=*/false, from_device);
+  return bytes;
 }
 
 std::string_view text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// Writes each buffer of the model as rank 0 has published it.
-void put_buffers(std::string_view own, const Snapshot& snapshot) {
-  std::uint64_t length = 0;
-  std::memcpy(&length, own.data(), sizeof length);
-  const Json header = Json::parse(own.substr(sizeof length, length));
-  const std::string_view data = own.substr(sizeof length + length);
-  for (const auto& [path, about] : header.items()) {
-    if (!path.starts_with(state_path::kBuffers)) continue;
-    std::byte* const place = snapshot.place_in_model(path.substr(state_path::kBuffers.size()));
-    const auto offsets = about.at("data_offsets").get<std::vector<std::size_t>>();
-    if (place) std::memcpy(place, data.data() + offsets[0], offsets[1] - offsets[0]);
-  }
+std::int64_t median(std::vector<std::int64_t> values) {
+  const auto middle = values.begin() + std::ssize(values) / 2;
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
 }
 
 }  // namespace
@@ -81,7 +73,9 @@ bool Generations::busy() {
 
 bool Generations::wanted() const {
   if (stage_ == Stage::kOff || session_.world().rank != 0 || pending_) return false;
-  return stage_ == Stage::kReserving || session_.clock().monotonic() - last_time_ >= interval();
+  if (stage_ == Stage::kReserving) return true;
+  const Nanoseconds passed = session_.clock().monotonic() - last_time_;
+  return passed >= (stage_ == Stage::kBegin ? std::min(kBeforeReservation, interval()) : interval());
 }
 
 // A run that has just gone on after a fault takes its first state at once, and the next ones in intervals that double:
@@ -179,7 +173,8 @@ bool Generations::connect() {
   stage_ = Stage::kReady;
   if (leads) {
     const std::size_t bytes = 2 * (snapshot_.bytes_of_model() + snapshot_.bytes_of_optimizer());
-    session_.update_plan("states_in_memory", {{"kept", true}, {"bytes", bytes}, {"folder", folder_.string()}});
+    plan_ = {{"kept", true}, {"bytes", bytes}, {"folder", folder_.string()}};
+    session_.update_plan("states_in_memory", plan_);
   }
   return true;
 }
@@ -238,12 +233,8 @@ std::byte* Generations::data() const {
 }
 
 void Generations::write_own(const FileImage& own) {
-  std::vector<std::byte> bytes(own.bytes());
-  DeviceCopies from_device;
-  own.write_header(bytes.data());
-  own.write_data(bytes.data(), 0, own.data_bytes(), /*is_first=*/false, from_device);
   try {
-    slot().write_file(checkpoints::rank_file(session_.world().rank), text_of(bytes));
+    slot().write_file(checkpoints::rank_file(session_.world().rank), text_of(file_of(own)));
   } catch (const SystemError& error) {
     own_failed_ = true;
     session_.log()->warn("this rank's part of the training state in memory cannot be written: {}", describe(error));
@@ -254,41 +245,51 @@ void Generations::mark_written(std::uint64_t number) {
   board_->mark_written(session_.world().rank, number, own_failed_);
 }
 
-bool Generations::publishes() const {
-  return stage_ == Stage::kReady && !too_expensive_ && session_.world().size > 1 && !step_.window_is_open() &&
-         step_.has_all();
-}
-
 void Generations::publish(const Moment& moment) {
   busy();  // completes a state that the last update has copied
-  if (!publishes()) return;
+  if (stage_ != Stage::kReady || session_.world().size == 1 || step_.window_is_open()) return;
+  if (!step_.has_all()) return tell_of_survivors("no rank has all of the parameters and the optimizer's state");
   const Nanoseconds began = session_.clock().monotonic();
-  const int rank = session_.world().rank;
-  const StateImage image({.rank = rank, .shared = true, .later = true, .own_alone = true, .names = {}}, visit_);
-  const FileImage& own = image.own();
-  const std::span<std::byte> to = board_->begin_publication(rank);
-  if (own.bytes() > to.size()) {
-    too_expensive_ = true;
-    session_.log()->debug("this rank's own state of {} bytes is not published after each batch", own.bytes());
+  const Nanoseconds batch = began - std::exchange(last_publication_, began);
+  if (unpublished_ > 0) {
+    --unpublished_;
     return;
   }
-  DeviceCopies from_device;
-  own.write_header(to.data());
-  own.write_data(to.data(), 0, own.data_bytes(), /*is_first=*/false, from_device);
-  board_->publish(rank, moment.batch, moment.epoch, own.bytes());
-  batch_of_parameters_ = moment.batch;
-  const Nanoseconds ended = session_.clock().monotonic();
-  if (last_publication_.count() != 0) {
-    publishing_ += ended - began;
-    between_ += ended - last_publication_;
-    ++measured_;
+  const int rank = session_.world().rank;
+  OwnStateWriter record(board_->begin_publication(rank));
+  visit_(record);
+  if (record.fits()) {
+    board_->publish(rank, moment.batch, moment.epoch, record.bytes());
+    batch_of_parameters_ = moment.batch;
   }
-  last_publication_ = ended;
-  if (measured_ != kMeasuredPublications) return;
-  too_expensive_ = to_seconds(publishing_) > kShareOfBatch * to_seconds(between_);
-  session_.log()->debug("what is this rank's own ({} bytes) takes {:.1f} us to publish, of {:.1f} us of a batch{}",
-                        own.bytes(), 1e6 * to_seconds(publishing_) / measured_, 1e6 * to_seconds(between_) / measured_,
-                        too_expensive_ ? ": it is not published any more" : "");
+  measure(batch, session_.clock().monotonic() - began, record);
+}
+
+// Publications pause while their median takes too large a share of the median batch, or if they are too large.
+void Generations::measure(Nanoseconds batch, Nanoseconds publication, const OwnStateWriter& record) {
+  batch_ns_.push_back(batch.count());
+  publication_ns_.push_back(publication.count());
+  if (record.fits() && batch_ns_.size() < kMeasuredPublications) return;
+  const auto of_batch = static_cast<double>(median(std::exchange(batch_ns_, {})));
+  const auto own = static_cast<double>(median(std::exchange(publication_ns_, {})));
+  std::string why_not;
+  if (!record.fits()) {
+    why_not = "a rank's own state takes " + format_bytes(static_cast<double>(record.bytes()));
+  } else if (own > kShareOfBatch * of_batch) {
+    why_not = fmt::format("a rank's own state ({}) takes {:.0f} us to publish, of {:.0f} us of a batch",
+                          format_bytes(static_cast<double>(record.bytes())), own / 1e3, of_batch / 1e3);
+  }
+  if (!why_not.empty()) unpublished_ = kBatchesUnpublished;
+  tell_of_survivors(why_not);
+}
+
+void Generations::tell_of_survivors(const std::string& why_not) {
+  if (session_.world().rank != 0 || std::exchange(why_no_survivors_, why_not) == why_not) return;
+  plan_["by_survivors"] = {{"saved", why_not.empty()}, {"reason", why_not}};
+  try {
+    session_.update_plan("states_in_memory", plan_);
+  } catch (const SystemError&) {  // a disk that is full ends no run
+  }
 }
 
 std::optional<std::int64_t> Generations::save_as_survivor() {
@@ -315,14 +316,25 @@ std::optional<std::int64_t> Generations::save_as_survivor() {
   layout_->optimizer().write_header(optimizer);
   layout_->model().write_data(model, 0, layout_->model().data_bytes(), /*is_first=*/true, from_device);
   snapshot_.copy_all_now(std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostThreads));
-  put_buffers(text_of(published.front().bytes), snapshot_);
   checkpoints::GenerationFiles files = files_of({batch, published.front().epoch});
-  files.state = std::string(tensor_in(text_of(published.front().bytes), std::string(kValuesName)));
   files.files = {{checkpoints::kModelFile, snapshot_.bytes_of_model(), {}},
                  {checkpoints::kOptimizerFile, snapshot_.bytes_of_optimizer(), {}}};
+  std::vector<std::vector<std::byte>> bytes;
   std::vector<checkpoints::OwnFile> own;
-  for (std::size_t rank = 0; rank < published.size(); ++rank) {
-    own.push_back({checkpoints::rank_file(static_cast<int>(rank)), text_of(published[rank].bytes)});
+  for (int rank = 0; rank < session_.world().size; ++rank) {
+    const auto record = published[static_cast<std::size_t>(rank)].bytes;
+    const StateImage image({.rank = rank, .own_alone = true, .names = {}},
+                           [&](StateVisitor& visitor) { visit_own_state(record, visitor); });
+    if (rank == 0) {
+      files.state = to_line(image.values());
+      image.own().for_each([&](const std::string& path, const at::Tensor& value) {
+        if (!path.starts_with(state_path::kBuffers)) return;
+        std::byte* const place = snapshot_.place_in_model(path.substr(state_path::kBuffers.size()));
+        if (place) std::memcpy(place, value.const_data_ptr(), value.nbytes());
+      });
+    }
+    bytes.push_back(file_of(image.own()));
+    own.push_back({checkpoints::rank_file(rank), text_of(bytes.back())});
     files.files.push_back({own.back().name, own.back().bytes.size(), {}});
   }
   checkpoints::complete_by_survivor(folder_, slot(), files, own);

@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "checkpoint/own_state.h"
 #include "checkpoint/snapshot.h"
 #include "dtrain/base/json.h"
 #include "dtrain/checkpoint/generation_slots.h"
@@ -61,7 +62,9 @@ class Generations final : private KeptMemory {
   void turn_off(const std::string& why);
   void complete();
   std::chrono::duration<double> interval() const;
-  bool publishes() const;
+  // Rank 0: says in the plan if survivors can save a state. Empty: they can.
+  void tell_of_survivors(const std::string& why_not);
+  void measure(Nanoseconds batch, Nanoseconds publication, const OwnStateWriter& record);
   checkpoints::GenerationFiles files_of(const Moment& moment) const;
   std::int64_t bytes_in_use() const;
 
@@ -95,9 +98,11 @@ class Generations final : private KeptMemory {
 
   // Publications.
   std::optional<std::int64_t> batch_of_parameters_;
-  bool too_expensive_ = false;
-  int measured_ = 0;
-  Nanoseconds publishing_{0}, last_publication_{0}, between_{0};
+  Nanoseconds last_publication_{0};                      // or when it would have been
+  std::vector<std::int64_t> batch_ns_, publication_ns_;  // of the last ones
+  std::optional<std::string> why_no_survivors_;          // as the plan says; nothing: it does not say
+  Json plan_;                                            // rank 0: what the plan says of states in memory
+  int unpublished_ = 0;                                  // batches for which publications pause
 };
 
 }  // namespace dtrain::train

@@ -30,6 +30,10 @@ void FileImage::lay_out() {
   header_ = data::safetensors_header(tensors, metadata_, kAlignment);
 }
 
+void FileImage::for_each(const std::function<void(const std::string& name, const at::Tensor& value)>& call) const {
+  for (const Entry& entry : entries_) call(entry.name, entry.value);
+}
+
 std::map<std::string, std::size_t> FileImage::offsets() const {
   std::map<std::string, std::size_t> offsets;
   for (const Entry& entry : entries_) offsets[entry.name] = header_.size() + entry.offset;
@@ -74,13 +78,7 @@ class StateImage::Collector final : public StateVisitor {
     const auto name_behind = [&](std::string_view part) { return path.substr(part.size()); };
     using Writers = FileImage::Writers;
     const Writers writers = options_.later ? Writers::kNone : options_.shared ? Writers::kAll : Writers::kFirst;
-    if (options_.own_alone) {
-      const auto is_of = [&](std::string_view part) { return path.starts_with(part); };
-      const bool is_shared =
-          is_of(state_path::kParameters) || is_of(state_path::kFrozen) || is_of(state_path::kOptimizer);
-      if (!is_shared) image_.own_.add(path, std::move(value));
-      return;
-    }
+    if (options_.own_alone) return image_.own_.add(path, std::move(value));
     // All ranks lay out the shared files alike.
     bool own = !options_.shared && options_.rank != 0;
     const auto left_out = [&](const std::string& name) { return options_.names.left_out.contains(name); };

@@ -87,6 +87,7 @@ class FileImage {
 
   std::size_t bytes() const { return header_.size() + data_bytes_; }
   std::size_t data_bytes() const { return data_bytes_; }
+  void for_each(const std::function<void(const std::string& name, const at::Tensor& value)>& call) const;
   // Returns the offset of each tensor's bytes in the file.
   std::map<std::string, std::size_t> offsets() const;
   void write_header(std::byte* to) const;
@@ -120,7 +121,7 @@ class StateImage {
     int rank = 0;
     bool shared = true;      // all ranks hold the same parameters and optimizer state
     bool later = false;      // parameters and optimizer state are copied by their ranges
-    bool own_alone = false;  // own() and values() alone; with `later`
+    bool own_alone = false;  // what is visited is the rank's own: own() and values() alone
     TensorNames names;
   };
   // `visit` calls the visitor with all of the state. The image refers to tensors and does not copy them: they must not

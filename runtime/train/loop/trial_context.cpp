@@ -330,7 +330,7 @@ Loader TrialContext::loader(std::shared_ptr<const data::Dataset> dataset, const 
 
 data::HostShare TrialContext::host_share() {
   return [this](const std::string& name, const std::function<SharedMemory()>& make) {
-    return session_.share_on_host(name + "/" + std::to_string(shares_++), make);
+    return session_.keep_on_host(name + "/" + std::to_string(shares_++), make);
   };
 }
 

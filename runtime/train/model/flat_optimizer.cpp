@@ -457,6 +457,7 @@ void FlatOptimizer::visit(StateVisitor& visitor) {
     counters_.clear();
     last_rate_.reset();
   }
+  if (!visitor.needs_shared()) return;
   const auto& names = state_names();
   for (std::size_t g = 0; g < states_.size(); ++g) {
     if (kept_) {  // the visitor does not need values then

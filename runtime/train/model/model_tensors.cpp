@@ -188,9 +188,11 @@ void move_model(torch::nn::Module& model, c10::Device device) {
 }
 
 void ModelState::visit(StateVisitor& visitor) {
-  for (const auto& parameter : distinct_parameters(model_)) {
-    if (!parameter.tensor.requires_grad())
-      visitor.tensor("frozen/" + parameter.names.front(), parameter.tensor.detach());
+  if (visitor.needs_shared()) {
+    for (const auto& parameter : distinct_parameters(model_)) {
+      if (!parameter.tensor.requires_grad())
+        visitor.tensor("frozen/" + parameter.names.front(), parameter.tensor.detach());
+    }
   }
   for (const auto& buffer : model_.named_buffers()) {
     const at::Tensor& values = buffer.value();

@@ -418,7 +418,7 @@ void TrainingStep::visit(StateVisitor& visitor) {
   if (!visitor.replaces()) parameters_.take_over(watch_.written());
   ModelState rest(*model_);
   mode_->begin_visit(visitor);
-  visitor.part("parameters", parameters_);
+  if (visitor.needs_shared()) visitor.part("parameters", parameters_);
   visitor.part("model", rest);
   visitor.part("optimizer", optimizer_);
   if (scaler_) {

@@ -22,11 +22,13 @@ class Nursery {
  public:
   enum class State { kLoading, kReady, kEnded };
 
-  // Starts the nursery: `options` are those of the processes that will come from it. It runs in the background until
-  // it is ready. SystemError if it cannot be started.
-  explicit Nursery(ProcessOptions options);
+  // Starts the nursery: `options` are those of the processes that will come from it. In the background it loads at a
+  // lower priority. SystemError if it cannot be started.
+  enum class Loading { kInBackground, kAtOnce };
+  explicit Nursery(ProcessOptions options, Loading loading = Loading::kInBackground);
 
   pid_t pid() const { return process_.pid(); }
+  int fd() const { return socket_.fd(); }  // readable (poll) when look() has something to read
   // Reads what the nursery has said.
   State look();
   // Why it has ended: its own reason, or its exit status.

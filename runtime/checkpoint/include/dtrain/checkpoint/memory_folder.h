@@ -22,6 +22,11 @@ std::filesystem::path memory_folder_of(const std::filesystem::path& run);
 // Returns the newest whole state of the run in memory; empty: there is none. Reads manifests and sizes.
 std::optional<Entry> newest_in_memory(const std::filesystem::path& run);
 
+// Writes that state into the folder of the run's checkpoints, if it is further than they are. Returns the checkpoint;
+// empty: there is none. SystemError, also if a saver still writes there after some seconds.
+std::optional<std::filesystem::path> save_newest_in_memory(const std::filesystem::path& run,
+                                                           const std::filesystem::path& storage);
+
 // The launcher's hold of the folder.
 class MemoryFolder {
  public:
@@ -31,6 +36,9 @@ class MemoryFolder {
   // Removes the folder.
   ~MemoryFolder();
   MemoryFolder& operator=(MemoryFolder&&) = delete;
+
+  // The folder stays: the run goes on from it if nothing else of this user is launched before.
+  void leave() { path_.clear(); }
 
   const std::filesystem::path& path() const { return path_; }  // empty: it could not be made
   const std::string& problem() const { return problem_; }      // why; empty: it was made

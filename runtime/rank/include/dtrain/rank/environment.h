@@ -42,6 +42,8 @@ struct Handover {
   bool on_gpus = false;                   // the launcher has placed the ranks on GPUs
   std::filesystem::path resume_from;      // the checkpoint that training goes on from; empty: it begins anew
   std::filesystem::path memory_folder{};  // for states in memory; empty: none are kept
+  // Memory that ranks of an earlier attempt have shared (RankSession::keep_on_host()): descriptors by its name.
+  std::map<std::string, int> kept_memory{};
 };
 
 // The secrets that prove that a rank belongs to a run: to the launcher, and to the other ranks.

@@ -28,6 +28,7 @@ namespace dtrain::rank {
 Json state_message(const std::string& state, ExitCode exit_code = ExitCode::kDone);  // "started", "finished"
 Json progress_message(const Progress& progress);
 Json pulse_message();                                       // with the file descriptor
+Json memory_message(const std::string& name);               // the same
 Json folder_message(const std::filesystem::path& run_dir);  // of a host's first rank to its keeper
 struct ErrorMessage {
   bool primary = true;  // this rank failed first; false: it stops because of another rank
@@ -57,6 +58,8 @@ class LauncherLink {
   // Passes on a copy of the file descriptor of this process's pulse (dtrain/base/pulse.h), where the launcher is on
   // this host.
   virtual void share_pulse(int /*fd*/) {}
+  // The same with memory that the launcher keeps for the ranks of the next attempts.
+  virtual void keep_memory(const std::string& /*name*/, int /*fd*/) {}
   // Reports that the rank has finished. Nothing is sent after this.
   virtual void leave() = 0;
 };
@@ -73,6 +76,7 @@ class SocketLink final : public LauncherLink {
   bool is_gone() const override;
   bool send(const Json& message, bool droppable = false) override;
   void share_pulse(int fd) override;
+  void keep_memory(const std::string& name, int fd) override;
   void leave() override {}
 
  private:

@@ -145,6 +145,9 @@ class RankSession {
   // See comm/host_share.h.
   SharedMemory share_on_host(const std::string& name, const std::function<SharedMemory()>& make,
                              comm::HostAccess access = comm::HostAccess::kRead);
+  // The same with memory that nothing writes any more. Where a launcher of this host starts the ranks again, it keeps
+  // the memory meanwhile, and `make` is not called for the same name again.
+  SharedMemory keep_on_host(const std::string& name, const std::function<SharedMemory()>& make);
 
   // True after SIGTERM, SIGINT or the launcher's end: the caller finishes the current step, then stops. It becomes true
   // at different times on different ranks, so ranks must agree on when to stop (training does so in every round).
