@@ -59,8 +59,8 @@ TEST(Experiment, LeavesTheNumberOfSlotsOpen) {
 
 TEST(Experiment, AnUnchangedScriptHasItsOwnLength) {
   for (const char* const searcher : {"", "searcher: {metric: loss}\n"}) {
-    const Experiment experiment =
-        read_text(std::string("entrypoint: train.py\nas_is: record\nhyperparameters: {global_batch_size: 8}\n") + searcher);
+    const Experiment experiment = read_text(
+        std::string("entrypoint: train.py\nas_is: record\nhyperparameters: {global_batch_size: 8}\n") + searcher);
     EXPECT_EQ(experiment.searcher.max_length, (Length{LengthUnit::kEpochs, kEpochsOfScripts}));
   }
 }

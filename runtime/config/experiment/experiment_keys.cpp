@@ -140,8 +140,7 @@ Json what_acts_on_scripts() {
 
 // Returns the condition of resolve() as a schema.
 Json length_needs() {
-  return if_then({{"not", is_unchanged()}},
-                 is_given("searcher", mapping_with("max_length", Json::object())));
+  return if_then({{"not", is_unchanged()}}, is_given("searcher", mapping_with("max_length", Json::object())));
 }
 
 Json what_tls_supports() {
