@@ -19,11 +19,12 @@ from importlib.machinery import EXTENSION_SUFFIXES as _suffixes
 
 
 def _numbers(minor: str) -> tuple[int, ...]:
-    return tuple(map(int, _re.findall(r"\d+", minor)))
+    return tuple(int(part) for part in minor.split(".") if part.isdigit())
 
 
 # The minor versions of torch, as in 2.15, for which _native is compiled: each has a folder.
-_minors = sorted((name[5:] for name in _os.listdir(_os.path.dirname(__file__)) if _re.fullmatch(r"torch\d+\.\d+", name)), key=_numbers)
+_minors = sorted((name[5:] for name in _os.listdir(_os.path.dirname(__file__)) if name.startswith("torch") and name[5:6].isdigit()),
+                 key=_numbers)
 _for = f"torch {' or '.join(_minors) or '(none)'}"
 # The newest that there is for this Python: PyTorch 2.15 has nothing for Python 3.10.
 _major, _newest = _numbers(_minors[-1]) if _minors else (0, 0)

@@ -57,8 +57,9 @@ def _script() -> Path:
 def _write_experiment(script: Path, settings: Mapping[str, Any]) -> Path:
     world_size = _world_size()
     experiment = {"name": script.stem, "entrypoint": str(script),
-                  "hyperparameters": {}, "resources": {"slots_per_trial": world_size},
-                  "searcher": {"max_length": {"epochs": EPOCHS_OF_SCRIPTS}}, **settings}
+                  "hyperparameters": {}, "resources": {"slots_per_trial": world_size}, **settings}
+    if "as_is" not in experiment:
+        experiment.setdefault("searcher", {"max_length": {"epochs": EPOCHS_OF_SCRIPTS}})
     experiment["hyperparameters"] = {"global_batch_size": world_size, "batch_size_of_loader": True,
                                      **experiment["hyperparameters"]}
     path = Path(tempfile.mkdtemp(prefix="dtrain-")) / "experiment.yaml"

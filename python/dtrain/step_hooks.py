@@ -139,8 +139,8 @@ class StepHooks:
 
     def _note_loss(self, tensors: Any) -> None:
         # Of a tensor on a device the host would have to wait, of a DTensor the other ranks.
-        if type(tensors) is torch.Tensor and tensors.numel() == 1 and tensors.device.type == "cpu" and tensors.dtype.is_floating_point:
-            self._loss = float(tensors.detach())
+        if type(tensors) is torch.Tensor and tensors.numel() == 1 and tensors.is_cpu and tensors.is_floating_point():
+            self._loss = tensors.item()
 
     def _before_update(self, optimizer: Any, arguments: Any, keywords: Any) -> Any:
         if not self._sees():
@@ -227,4 +227,7 @@ def samples_of(batch: Any) -> int:
         batch = batch.values()
     elif not isinstance(batch, (tuple, list)):
         return 0
-    return next(filter(None, map(samples_of, islice(batch, _MOST_PARTS))), 0)
+    for part in islice(batch, _MOST_PARTS):
+        if count := samples_of(part):
+            return count
+    return 0

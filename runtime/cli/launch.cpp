@@ -45,9 +45,9 @@ class ScriptExperiment {
     Json experiment = {{"name", script.stem().string()},
                        {"entrypoint", entrypoint},
                        {"hyperparameters", {{"global_batch_size", options.slots}, {"batch_size_of_loader", true}}},
-                       {"resources", {{"slots_per_trial", options.slots}}},
-                       {"searcher", {{"max_length", {{"epochs", config::kEpochsOfScripts}}}}}};
-    if (options.as_is) experiment.update(keys_as_is(options));
+                       {"resources", {{"slots_per_trial", options.slots}}}};
+    const Json length = {{"searcher", {{"max_length", {{"epochs", config::kEpochsOfScripts}}}}}};
+    experiment.update(options.as_is ? keys_as_is(options) : length);
     std::string name = (fs::temp_directory_path() / "dtrain-run-XXXXXX").string();
     if (!::mkdtemp(name.data())) throw SystemError("cannot make a folder like " + name, errno);
     folder_ = name;

@@ -3,6 +3,7 @@
     as_is.py BIN_FOLDER [Records|Torchrun|Ends]
 """
 import json
+import socket
 import subprocess
 import sys
 import unittest
@@ -16,8 +17,15 @@ import package
 import harness
 
 SCRIPT = HERE / "ddp_script.py"
+WITHOUT_DYNAMO = HERE / "without_dynamo"
 EPOCHS, BATCHES = 2, 6  # of each of two ranks
 PARAMETERS = 20 * 64 + 64 + 64 + 1
+
+
+def environment(quick=True):
+    """Of launches. `quick`: their processes start without torch._dynamo."""
+    ours = package.of(harness.BUILD)
+    return ours | {"PYTHONPATH": f"{WITHOUT_DYNAMO}:{ours['PYTHONPATH']}"} if quick else ours
 
 
 class AsIsTest(harness.WorkplaceTest):
@@ -25,16 +33,26 @@ class AsIsTest(harness.WorkplaceTest):
         super().setUp()
         self.out = self.work.path / "out.json"
 
-    def run_as_is(self, *options, slots=2, arguments=()):
+    def run_as_is(self, *options, slots=2, arguments=(), quick=True):
         folder = self.work.new_run()
         self.out.unlink(missing_ok=True)
         command = [harness.BUILD.program("dtrain"), "run", "--as-is", "--slots", str(slots), "--run-dir", folder, *options, SCRIPT,
                    self.out, *arguments]
-        return harness.run(command, folder, **package.of(harness.BUILD))
+        return harness.run(command, folder, **environment(quick))
 
     def result(self):
         return json.loads(self.out.read_text())
 
+    def plain_result(self, *arguments, **variables):
+        """What the script gives where nobody records it."""
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1]), "WORLD_SIZE": "2",
+                          "LOCAL_WORLD_SIZE": "2"}
+        ranks = [subprocess.Popen([sys.executable, SCRIPT, self.out, *arguments], cwd=self.work.path,
+                                  env=harness.environment(RANK=rank, LOCAL_RANK=rank, **variables, **environment())) for rank in "01"]
+        self.assertEqual([rank.wait(harness.DEADLINE) for rank in ranks], [0, 0])
+        return self.result()
 
     def check_records(self, run_dir, steps, samples, ranks=2):
         summary = json.loads(subprocess.run([harness.BUILD.program("dtrain"), "summary", "--json", run_dir], check=True,
@@ -71,10 +89,7 @@ class Records(AsIsTest):
         return self.check_records(result.run_dir, steps, samples, ranks)
 
     def test_with_its_own_backend(self):
-        plain = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", SCRIPT, self.out], text=True,
-                               capture_output=True, env=harness.environment())
-        self.assertEqual(plain.returncode, 0, plain.stderr)
-        expected = self.result()
+        expected = self.plain_result()
         result = self.run_as_is("--backend", "keep", "--plain")
         lines = self.check_steps(result, EPOCHS * BATCHES, 8)
         self.assertFalse([line for line in lines if line["record"] == "collective"])
@@ -85,7 +100,7 @@ class Records(AsIsTest):
         self.assertEqual(plan["optimizer"]["kind"], "AdamW")
         self.assertEqual(plan["model"], {"parameters": PARAMETERS, "bytes": 4 * PARAMETERS, "tensors": 4, "dtype": "float32"})
 
-        ours = self.run_as_is("--plain")
+        ours = self.run_as_is("--plain", quick=False)
         self.check_exchange(self.check_steps(ours, EPOCHS * BATCHES, 8))
         found = self.result()
         self.assertEqual(found.pop("backend"), "dtrain")
@@ -108,17 +123,15 @@ class Records(AsIsTest):
 class Torchrun(AsIsTest):
     """The same records without dtrain's launcher: the script has the one line, and torchrun starts it."""
 
-    def run_script(self, *arguments, **variables):
+    def run_script(self, *arguments):
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", SCRIPT, self.out, "--backend", "dtrain",
                    *arguments]
         return subprocess.run(command, cwd=self.work.path, text=True, capture_output=True,
-                              env=harness.environment(**package.of(harness.BUILD), **variables))
+                              env=harness.environment(**environment()))
 
     def test_the_run_is_recorded(self):
-        plain = self.run_script(DTRAIN_RECORD="false")
-        self.assertEqual(plain.returncode, 0, plain.stderr)
+        expected = self.plain_result("--backend", "dtrain", DTRAIN_RECORD="false")
         self.assertFalse((self.work.path / "runs").exists())
-        expected = self.result()
         recorded = self.run_script()
         self.assertEqual(recorded.returncode, 0, recorded.stderr)
         self.assertNotIn("has made no process group", recorded.stderr)

@@ -110,6 +110,7 @@ EXAMPLES, ACCELERATE = "pytorch/examples", "huggingface/accelerate"
 SCRIPTS = [
     Script(EXAMPLES, "distributed/ddp/example.py", gpus=True),
     Script(EXAMPLES, "distributed/ddp-tutorial-series/multigpu_torchrun.py", ["2", "1"], gpus=True),
+    Script(EXAMPLES, "distributed/ddp-tutorial-series/multinode.py", ["2", "1"], gpus=True),
     Script(EXAMPLES, "distributed/minGPT-ddp/mingpt/main.py",
            ["data_config.path=data/input.txt", "data_config.truncate=0.001", "data_config.block_size=16", "gpt_config.n_layer=2",
             "gpt_config.n_head=2", "gpt_config.n_embd=32", "trainer_config.max_epochs=1", "trainer_config.batch_size=64",
@@ -128,6 +129,9 @@ SCRIPTS = [
     Script(ACCELERATE, "examples/by_feature/ddp_comm_hook.py", ["--ddp_comm_hook", "bf16"], data=pairs_of_sentences),
     Script(ACCELERATE, "examples/by_feature/local_sgd.py", ["--cpu", "--local_sgd_steps", "2"], data=pairs_of_sentences),
     Script(ACCELERATE, "examples/by_feature/checkpointing.py", ["--cpu", "--checkpointing_steps", "epoch"], data=pairs_of_sentences),
+    Script(ACCELERATE, "examples/by_feature/early_stopping.py", ["--cpu"], data=pairs_of_sentences),
+    Script(ACCELERATE, "examples/by_feature/multi_process_metrics.py", ["--cpu"], data=pairs_of_sentences),
+    Script(ACCELERATE, "examples/complete_nlp_example.py", ["--cpu", "--checkpointing_steps", "epoch"], data=pairs_of_sentences),
 ]
 WAYS = ("gloo", "dtrain", "as-is")
 

@@ -57,6 +57,14 @@ TEST(Experiment, LeavesTheNumberOfSlotsOpen) {
   EXPECT_EQ(read_text(kLeast).auto_slots_at, "");
 }
 
+TEST(Experiment, AnUnchangedScriptHasItsOwnLength) {
+  for (const char* const searcher : {"", "searcher: {metric: loss}\n"}) {
+    const Experiment experiment = read_text(
+        std::string("entrypoint: train.py\nas_is: record\nhyperparameters: {global_batch_size: 8}\n") + searcher);
+    EXPECT_EQ(experiment.searcher.max_length, (Length{LengthUnit::kEpochs, kEpochsOfScripts}));
+  }
+}
+
 TEST(Experiment, TracesTheBatchesItIsTold) {
   EXPECT_EQ(read_text(kLeast).profiling.traced(), std::nullopt);
   EXPECT_EQ(read_text(kLeast + "profiling: {trace: {begin_on_batch: 5, end_after_batch: 5}}\n").profiling.traced(),

@@ -157,6 +157,7 @@ SCRIPT = PROGRAM | {"entrypoint": "train.py"}  # for what goes with scripts alon
 BASES = {
     "experiment": {
         "program": PROGRAM,
+        "unchanged script": {"entrypoint": "train.py", "as_is": "exchange", "hyperparameters": {"global_batch_size": 1000000}},
         "early stopping": PROGRAM | {"min_validation_period": {"batches": 10},
                                      "early_stopping": {"metric": "loss", "patience": 1}},
         "constant": PROGRAM | {"hyperparameters": {"global_batch_size": {"type": "const", "val": 1000000}}},

@@ -116,13 +116,18 @@ constexpr const char* kOfTheLoop[] = {"model",
                                       "min_checkpoint_period",
                                       "checkpoint_policy",
                                       "checkpoint_storage",
+                                      "searcher.max_length",
                                       "records_per_epoch",
                                       "on_non_finite",
                                       "reproducibility"};
 
+Json is_unchanged() {
+  return is_given("as_is", {{"enum", {"exchange", "record"}}});
+}
+
 Json what_acts_on_scripts() {
   Json allowed;
-  for (const char* const key : kOfTheLoop) allowed["properties"][key] = false;
+  for (const char* const key : kOfTheLoop) allowed.merge_patch(allows({{key, false}}));
   allowed["properties"]["optimizations"] = {{"propertyNames", {{"enum", {"matmul", "operators"}}}}};
   allowed["properties"]["entrypoint"] = Json::parse(R"json({
     "anyOf": [
@@ -130,7 +135,12 @@ Json what_acts_on_scripts() {
       {"type": "array", "items": [{"type": "string", "pattern": "\\.py$"}]}
     ]
   })json");
-  return if_then(is_given("as_is", {{"enum", {"exchange", "record"}}}), std::move(allowed));
+  return if_then(is_unchanged(), std::move(allowed));
+}
+
+// Returns the condition of resolve() as a schema.
+Json length_needs() {
+  return if_then({{"not", is_unchanged()}}, is_given("searcher", mapping_with("max_length", Json::object())));
 }
 
 Json what_tls_supports() {
@@ -150,6 +160,14 @@ void resolve(Section& root, std::optional<EarlyStopping>& early_stopping, const 
   if (early_stopping->metric.empty()) early_stopping->metric = searcher.metric;
   if (early_stopping->metric == searcher.metric && !root.find_at("early_stopping.smaller_is_better")) {
     early_stopping->smaller_is_better = searcher.smaller_is_better;
+  }
+}
+
+void resolve(Section& searcher, Length& max_length, AsIs as_is) {
+  if (as_is != AsIs::kOff) {
+    max_length = {LengthUnit::kEpochs, kEpochsOfScripts};
+  } else if (!searcher.find("max_length")) {
+    searcher.report_missing("max_length", kLengthForms);
   }
 }
 

@@ -126,7 +126,7 @@ class LengthType : public KeyType {
             {"properties", std::move(units)}};
   }
   std::string values() const override { return "length"; }
-  std::string what_it_is() const override { return "one of {batches: n}, {records: n}, {epochs: n}"; }
+  std::string what_it_is() const override { return kLengthForms; }
   bool is_length() const override { return true; }
 
  private:

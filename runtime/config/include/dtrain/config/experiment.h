@@ -121,7 +121,7 @@ inline void declare_keys(Keys& keys, Searcher& s) {
   keys.length({.name = "max_length",
                .text = "The length of the training: {batches: n}, {records: n} or {epochs: n}.",
                .examples = R"([{"epochs": 2}, {"batches": 1000}, {"records": 60000}])",
-               .required = ""},
+               .default_text = "required; with as_is the script's own"},
               s.max_length, 1);
 }
 
@@ -201,10 +201,13 @@ std::string place_of_slots(Section& root);
 
 // Sets missing values from `searcher`.
 void resolve(Section& root, std::optional<EarlyStopping>& early_stopping, const Searcher& searcher);
+// Sets the length of an unchanged script, which its own loop has. Others must give theirs.
+void resolve(Section& searcher, Length& max_length, AsIs as_is);
 
 // Conditions across sections, for the reader and the schema.
 void check_together(Section& root, const Experiment& experiment);
 Json program_or_model();
+Json length_needs();
 Json what_gpus_support();
 Json what_cpus_support();
 Json early_stopping_needs();
@@ -254,7 +257,13 @@ inline void declare_keys(Keys& keys, Experiment& e) {
                       "[Below](#the-rules-parameters)."},
                      e.profiling_rules, MappingUse::kIfGiven);
                });
-  keys.mapping({"searcher", "How long to train, and by which metric to judge the model."}, e.searcher);
+  keys.mapping({.name = "searcher",
+                .text = "How long to train, and by which metric to judge the model.",
+                .default_text = "required, but with as_is"},
+               [&](Keys& searcher) {
+                 declare_keys(searcher, e.searcher);
+                 searcher.when_read([&](Section& section) { resolve(section, e.searcher.max_length, e.as_is); });
+               });
   keys.length({.name = "min_validation_period",
                .text = "The length between validations; 0: validate only at the end.",
                .examples = R"([{"epochs": 1}, {"batches": 500}, {"records": 6000}])"},
@@ -348,6 +357,7 @@ inline void declare_keys(Keys& keys, Experiment& e) {
     if (e.resources.slots_per_trial == 0) e.auto_slots_at = place_of_slots(root);
   });
   keys.schema_rule(program_or_model);
+  keys.schema_rule(length_needs);
   keys.schema_rule(what_gpus_support);
   keys.schema_rule(what_cpus_support);
   keys.schema_rule(early_stopping_needs);

@@ -66,7 +66,11 @@ inline constexpr std::array kLengthUnits{Word<LengthUnit>{"batches", LengthUnit:
                                          Word<LengthUnit>{"records", LengthUnit::kRecords},
                                          Word<LengthUnit>{"epochs", LengthUnit::kEpochs}};
 
-// `{epochs: …}` of a script without an experiment file (`dtrain run`, dtrain.init()): its own loop has the length.
+// For the error about a missing length.
+inline constexpr const char* kLengthForms = "one of {batches: n}, {records: n}, {epochs: n}";
+
+// `{epochs: …}` of a script without an experiment file (`dtrain run`, dtrain.init()), and of an unchanged one: its own
+// loop has the length.
 inline constexpr std::int64_t kEpochsOfScripts = 1'000'000;
 
 // A distance in training, in batches, records or epochs: `{epochs: 2}`.
