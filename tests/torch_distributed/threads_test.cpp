@@ -1,4 +1,4 @@
-// Several threads and groups in each process: `scripts/sanitize.sh tsan` runs these under ThreadSanitizer, too.
+// Several threads and groups in each process: `scripts/sanitize.sh tsan-torch` runs these under ThreadSanitizer, too.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
