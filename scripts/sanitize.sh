@@ -14,7 +14,7 @@ if [ "$preset" = tsan ]; then
          test_comm_hierarchical test_comm_nccl)
 elif [ "$preset" = tsan-torch ]; then
   tests=(test_torch_distributed)
-  export TSAN_OPTIONS="suppressions=$PWD/tests/torch_distributed/tsan.supp die_after_fork=0"  # a test forks a rank
+  export TSAN_OPTIONS="suppressions=$PWD/tests/torch_distributed/tsan.supp"
 else
   tests+=(host_test analysis_test profile_test test_cuda_kernels)
 fi

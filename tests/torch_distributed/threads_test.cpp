@@ -181,6 +181,9 @@ TEST(TorchDistributedThreads, GroupsComeAndGoWhileOthersExchange) {
 
 // A fork has none of the threads that its parent has, and may not touch the parent's groups.
 TEST(TorchDistributedThreads, AForkOfARankHasGroupsAndThreadsOfItsOwn) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer ends a fork that starts threads";
+#endif
   run_rank_processes(2, [](RankProcess& process) {
     const auto sum_of = [&](Backend& group) {
       at::Tensor tensor = filled(1000, process.rank() + 1);
