@@ -2,6 +2,7 @@
 # Builds the tests of the torch-free libraries under a sanitizer and runs them. Whole runs (run, cli) are left to the
 # release build: their processes are timed against each other.
 #   scripts/sanitize.sh asan|tsan JOBS [PART/PARTS]   with 1/2 every second test from the first on, with 2/2 the others
+#   scripts/sanitize.sh tsan-torch JOBS               the backend of torch.distributed, on a libtorch that is not instrumented
 set -euo pipefail
 preset=$1 jobs=$2 part=${3:-1/1}
 tests=(base_test config_test scheduler_test ledger_test data_idx_test data_files_test data_in_memory_test data_loader_test data_added_format_test
@@ -11,6 +12,9 @@ tests=(base_test config_test scheduler_test ledger_test data_idx_test data_files
 if [ "$preset" = tsan ]; then
   tests+=(test_comm_arena test_comm_message_counters test_comm_narrow test_comm_compression test_added_codec test_comm_fusion
          test_comm_hierarchical test_comm_nccl)
+elif [ "$preset" = tsan-torch ]; then
+  tests=(test_torch_distributed)
+  export TSAN_OPTIONS="suppressions=$PWD/tests/torch_distributed/tsan.supp"
 else
   tests+=(host_test analysis_test profile_test test_cuda_kernels)
 fi

@@ -1,5 +1,7 @@
 #include "lane.h"
 
+#include <algorithm>
+
 #include "dtrain/base/error.h"
 
 namespace dtrain::torch_distributed {
@@ -92,7 +94,10 @@ std::exception_ptr Lane::error() const {
 
 std::vector<comm::MissingRank> Lane::missing(const GroupWork& work) const {
   const std::scoped_lock lock(mutex_);
-  return error_ ? std::vector<comm::MissingRank>{} : work.missing();
+  // One that has left the lane is being ended, by the thread that has taken it, without the mutex.
+  const bool is_here =
+      std::any_of(works_.begin(), works_.end(), [&](const WorkPtr& one) { return one.get() == &work; });
+  return is_here ? work.missing() : std::vector<comm::MissingRank>{};
 }
 
 }  // namespace dtrain::torch_distributed

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,10 @@ class MailLane final : public Lane {
   }
 
   comm::Mailbox& mailbox() { return *mailbox_; }  // within submit()
-  void abort(const std::string& cause) override { mailbox_->abort(cause); }
+  void abort(const std::string& cause) override {
+    const std::scoped_lock lock(mailbox_mutex_);
+    if (mailbox_) mailbox_->abort(cause);
+  }
   comm::PeerState state_of(int rank) const override { return control_.peer_state(rank); }
   bool has_ended(int rank) const override { return processes_->has_ended(rank); }
   int name_of(int rank) const override { return rank; }
@@ -40,12 +44,16 @@ class MailLane final : public Lane {
     }
   }
   bool owes() const override { return mailbox_->outstanding(); }
-  std::shared_ptr<void> release() override { return std::move(mailbox_); }
+  std::shared_ptr<void> release() override {
+    const std::scoped_lock lock(mailbox_mutex_);
+    return std::move(mailbox_);
+  }
   const comm::ControlPlane& plane() const override { return control_; }
   int size_of_lane() const override { return control_.world().size; }
 
   comm::ControlPlane& control_;
   const std::shared_ptr<const Processes> processes_;
+  std::mutex mailbox_mutex_;  // guards the pointer: any thread may abort
   std::unique_ptr<comm::Mailbox> mailbox_;
 };
 

@@ -1,39 +1,50 @@
 #include "progress.h"
 
-#include <unistd.h>
+#include <pthread.h>
 
 #include <algorithm>
-#include <chrono>
+#include <iterator>
 
 namespace dtrain::torch_distributed {
 namespace {
 
-constexpr std::chrono::microseconds kPause{200};
-constexpr unsigned kLooksBeforeSleep = 10;  // without anything to do
-constexpr unsigned kLooksPerCheck = 64;     // of these one looks whether threads of backward passes are blocked
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr microseconds kShortestPause{200};
+constexpr microseconds kLongestPause{2000};
+constexpr milliseconds kUntilSleep{2};             // without anything to do
+constexpr microseconds kMoves{10};                 // a look that takes longer has moved data
+constexpr milliseconds kBetweenBlockedChecks{12};  // of the threads of backward passes
+
+std::atomic<Progress*> the_progress{nullptr};
 
 }  // namespace
 
+// A fork has none of these threads, and the lanes are its parent's. It gets an object of its own; the other one stays
+// as it is, because another thread may have held its mutexes.
 Progress& Progress::instance() {
-  static Progress* const progress = new Progress;
-  return *progress;
+  static const int of_forks = [] {
+    the_progress = new Progress;
+    return pthread_atfork(nullptr, nullptr, [] { the_progress = new Progress; });
+  }();
+  static_cast<void>(of_forks);
+  return *the_progress.load(std::memory_order_relaxed);
 }
 
 void Progress::add(const std::shared_ptr<Lane>& lane) {
   const std::scoped_lock lock(mutex_);
   std::erase_if(lanes_, [](const std::weak_ptr<Lane>& one) { return one.expired(); });
   lanes_.push_back(lane);
-  if (pid_ == getpid()) return;
-  pid_ = getpid();
-  if (helper_.joinable()) helper_.detach();  // of the process of which this one is a fork
-  asleep_ = false;
-  helper_ = std::thread([this] { help(); });
+  if (!helper_.joinable()) helper_ = std::thread([this] { help(); });
 }
 
 void Progress::wake() {
-  if (!asleep_.load()) return;
-  asleep_ = false;
-  asleep_.notify_one();
+  stirred_ = true;
+  if (!resting_.load()) return;
+  { const std::scoped_lock lock(rest_mutex_); }  // the helper sees it, or waits for the notification
+  rest_ended_.notify_one();
 }
 
 void Progress::advance(Lane& lane, const GroupWork* own) {
@@ -69,18 +80,41 @@ void Progress::end(std::vector<WorkPtr>& works, const GroupWork* own) {
 }
 
 void Progress::help() {
-  unsigned idle = 0;
-  for (unsigned looks = 1; !stopping_; ++looks) {
-    const bool busy = advance_others(nullptr);
-    idle = complete_blocked(looks % kLooksPerCheck == 0) || busy ? 0 : idle + 1;
-    if (idle > kLooksBeforeSleep) {
-      asleep_ = true;
-      if (!advance_others(nullptr) && !stopping_) asleep_.wait(true);
-      asleep_ = false;
-      idle = 0;
+  auto moved_at = steady_clock::now(), checked_at = moved_at;
+  while (!stopping_) {
+    const bool stirred = stirred_.exchange(false);
+    const auto began = steady_clock::now();
+    bool busy = advance_others(nullptr);
+    const auto now = steady_clock::now();
+    if (stirred || now - began > kMoves) moved_at = now;
+    const bool check = now - checked_at > kBetweenBlockedChecks;
+    if (check) checked_at = now;
+    busy = complete_blocked(check) || busy;
+    const auto idle = now - moved_at;
+    // Each look takes the core from a thread that computes. The pause is a quarter of the time in which nothing has
+    // moved, so it makes that a quarter longer at most.
+    const auto pause = std::clamp<steady_clock::duration>(idle / 4, kShortestPause, kLongestPause);
+    if (!busy && idle > kUntilSleep) {
+      rest(std::nullopt);
+    } else if (busy && pause > kShortestPause) {
+      rest(pause);
+    } else {
+      std::this_thread::sleep_for(kShortestPause);
     }
-    std::this_thread::sleep_for(kPause);
   }
+}
+
+// Until wake(), or for a pause.
+void Progress::rest(std::optional<std::chrono::nanoseconds> pause) {
+  std::unique_lock lock(rest_mutex_);
+  resting_ = true;  // comes before the look at `stirred_`
+  const auto over = [this] { return stirred_.load() || stopping_.load(); };
+  if (pause) {
+    rest_ended_.wait_for(lock, *pause, over);
+  } else {
+    rest_ended_.wait(lock, over);
+  }
+  resting_ = false;
 }
 
 void Progress::watch(WorkPtr work) {
@@ -91,22 +125,26 @@ void Progress::watch(WorkPtr work) {
   wake();
 }
 
-// True while there are futures that wait for the end of a backward pass.
+// True while there are futures that wait for the end of a backward pass. Works have mutexes of their own, with which
+// they call watch(): none of them is taken within ours.
 bool Progress::complete_blocked(bool look) {
-  std::vector<WorkPtr> blocked, completed;
+  std::vector<WorkPtr> watched, left;
   {
     const std::scoped_lock lock(futures_mutex_);
     if (!look) return !of_backward_.empty();
-    std::vector<WorkPtr> left;
-    for (WorkPtr& work : of_backward_) {
-      const bool is_blocked = work->is_over() && work->has_future(true);
-      (!work->is_of_backward() ? completed : is_blocked ? blocked : left).push_back(std::move(work));
-    }
-    of_backward_ = std::move(left);
-    if (of_backward_.empty() && blocked.empty()) return false;
+    watched.swap(of_backward_);
   }
-  for (WorkPtr& work : blocked) complete_later(std::move(work));
-  return true;
+  for (WorkPtr& work : watched) {
+    if (!work->is_of_backward()) continue;
+    if (work->is_over() && work->has_future(true)) {
+      complete_later(std::move(work));
+    } else {
+      left.push_back(std::move(work));
+    }
+  }
+  const std::scoped_lock lock(futures_mutex_);
+  std::move(left.begin(), left.end(), std::back_inserter(of_backward_));
+  return !of_backward_.empty();
 }
 
 void Progress::complete_later(WorkPtr work) {
@@ -135,10 +173,8 @@ void Progress::complete() {
 }
 
 void Progress::stop() {
-  if (pid_ != getpid()) return;
   stopping_ = true;
-  asleep_ = false;
-  asleep_.notify_one();
+  wake();
   if (helper_.joinable()) helper_.join();
 }
 

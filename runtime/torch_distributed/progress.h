@@ -2,26 +2,27 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
-
-#include <sys/types.h>
 
 #include "lane.h"
 
 namespace dtrain::torch_distributed {
 
 // Operations are advanced by whoever issues, tests or waits. A rank may be busy elsewhere meanwhile, or blocked where
-// it waits for a peer that needs this operation, so a thread looks every 0.2 ms while something is outstanding, and
-// sleeps otherwise. Futures are completed by threads of their own, because a callback may wait for another operation.
+// it waits for a peer that needs this operation, so a thread looks every 0.2 ms while something moves, less and less
+// often (every 2 ms) while something is outstanding and nothing moves, and sleeps otherwise. Futures are completed by
+// threads of their own, because a callback may wait for another operation.
 class Progress {
  public:
-  // The only one of this process. It is never destroyed: its threads may outlive static objects.
+  // The only one of this process; a fork has its own. It is never destroyed: its threads may outlive static objects.
   static Progress& instance();
 
   void add(const std::shared_ptr<Lane>& lane);
@@ -42,16 +43,19 @@ class Progress {
   // No mutex is held where a work may be destroyed: its tensors may belong to Python, whose lock the thread that waits
   // for the mutex may hold.
   void help();
+  void rest(std::optional<std::chrono::nanoseconds> pause);
   void complete_later(WorkPtr work);
   void complete();
   bool complete_blocked(bool look);
 
   std::mutex mutex_;
   std::vector<std::weak_ptr<Lane>> lanes_;  // guarded by mutex_
-  pid_t pid_ = 0;                           // of the process that has the threads
   std::thread helper_;
-  std::atomic<bool> asleep_{false};
   std::atomic<bool> stopping_{false};
+  std::atomic<bool> stirred_{false};  // something was issued, or is to be watched, since the helper's last look
+  std::atomic<bool> resting_{false};  // the helper has to be notified of that
+  std::mutex rest_mutex_;
+  std::condition_variable rest_ended_;
 
   std::mutex futures_mutex_;
   std::condition_variable futures_changed_;

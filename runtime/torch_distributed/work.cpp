@@ -22,12 +22,17 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr unsigned kEagerLooks = 256;      // without a pause: a peer in step comes that soon
-constexpr unsigned kYieldingLooks = 4096;  // after that the thread sleeps between two looks
-constexpr unsigned kLooksForOthers = 64;   // of these one is for the operations of other groups
-constexpr unsigned kSleepsPerCheck = 16;   // while sleeping: of these one reads the clock and the states of the ranks
+constexpr unsigned kEagerLooks = 256;     // without a pause: a peer in step comes that soon
+constexpr unsigned kLooksForOthers = 64;  // of these one is for the operations of other groups
+// After that the thread sleeps between two looks. It is a time and not a number of looks: where other processes want
+// the core, each of them computes for milliseconds before a call of sched_yield() returns.
+constexpr std::chrono::milliseconds kYielding{2};
 constexpr std::chrono::microseconds kSleep{50};
-constexpr unsigned kLooksUntilLeft = kYieldingLooks + 1'000;  // then a rank that has left counts as missing
+constexpr std::chrono::milliseconds kBetweenChecks{2};  // of the deadline, and of the states of the ranks
+// A rank that has left counts as missing from then on, if so many checks in a row find it so: what it has sent before
+// may come with the looks between them.
+constexpr std::chrono::milliseconds kUntilLeft{100};
+constexpr unsigned kChecksUntilLeft = 16;
 // A thread that has not computed for this long is blocked. At the end of a pass futures are completed one by one, and
 // their callbacks may wait for other operations, but hardly for each other.
 constexpr std::chrono::milliseconds kBlocked{50};
@@ -163,20 +168,22 @@ bool GroupWork::wait(milliseconds timeout) {
   if (!is_over()) waiting.emplace(*this);
   const auto began = steady_clock::now();
   const auto until = began + (is_callers ? timeout : timeout_);
-  auto warning = began + kUntilWarning;
+  auto warning = began + kUntilWarning, check = began;
+  unsigned in_vain = 0;
   Progress& progress = Progress::instance();
   for (unsigned looks = 0; !is_over(); ++looks) {
     progress.advance(*lane_, this);
     if (is_over()) break;
     if (looks % kLooksForOthers == kLooksForOthers - 1) progress.advance_others(lane_.get());
     if (looks < kEagerLooks) continue;
-    if (looks < kYieldingLooks) {
+    const auto now = steady_clock::now();
+    if (now - began < kYielding) {
       sched_yield();
       continue;
     }
     std::this_thread::sleep_for(kSleep);
-    if (looks % kSleepsPerCheck != 0) continue;
-    const auto now = steady_clock::now();
+    if (now < check) continue;
+    check = now + kBetweenChecks;
     if (now > warning) {
       lane_->log()->warn("{}", text_of("has waited " + format_duration(now - began)));
       warning += kUntilWarning;
@@ -185,19 +192,25 @@ bool GroupWork::wait(milliseconds timeout) {
       const std::string why = "Timed out after " + format_duration(is_callers ? timeout : timeout_);
       if (is_callers) throw comm::TimedOut(text_of(why));
       give_up(why);
-    } else if (looks > kLooksUntilLeft) {
-      for (const comm::MissingRank& one : lane_->missing(*this)) {
-        if (lane_->state_of(one.rank) == comm::PeerState::kFinished) {
-          give_up("it waits for a rank that has left (its process group was destroyed, or its process ended)");
-        } else if (lane_->has_ended(one.rank)) {
-          give_up("it waits for a rank whose process has ended");
-        }
-      }
+    } else if (now - began > kUntilLeft) {
+      const std::string why = waits_in_vain();
+      in_vain = why.empty() ? 0 : in_vain + 1;
+      if (in_vain == kChecksUntilLeft) give_up(why);
     }
   }
   waiting.reset();
   complete_future();
   return Work::wait(kNoTimeout);  // returns at once, or throws the error
+}
+
+std::string GroupWork::waits_in_vain() const {
+  for (const comm::MissingRank& one : lane_->missing(*this)) {
+    if (lane_->state_of(one.rank) == comm::PeerState::kFinished) {
+      return "it waits for a rank that has left (its process group was destroyed, or its process ended)";
+    }
+    if (lane_->has_ended(one.rank)) return "it waits for a rank whose process has ended";
+  }
+  return {};
 }
 
 std::string GroupWork::text_of(const std::string& why) const {

@@ -91,6 +91,7 @@ class GroupWork final : public c10d::Work {
   void write_outputs();
   void tell(Observer& observer) const;
   void give_up(const std::string& why);
+  std::string waits_in_vain() const;  // why; empty: no rank that it waits for is gone
   // Says what the operation waits for.
   std::string text_of(const std::string& why) const;
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
@@ -44,9 +45,12 @@ class Worlds {
     const std::scoped_lock lock(mutex_);
     static const int at_exit = std::atexit([] { announce_end({}); });
     static_cast<void>(at_exit);
+    if (std::exchange(pid_, getpid()) != getpid()) {  // the first of a fork, which has no threads of its parent's
+      worlds_.clear();
+      static_cast<void>(new auto(std::exchange(serving_, {})));
+    }
     std::erase_if(worlds_, [](const std::weak_ptr<World>& one) { return one.expired(); });
     worlds_.push_back(world);
-    pid_ = getpid();
   }
 
   // In a process that was forked the worlds are those of its parent.

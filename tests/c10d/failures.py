@@ -97,6 +97,32 @@ def late(rank: int) -> str:
     return text_of(lambda: dist.all_reduce(torch.ones(3), group=group))
 
 
+def on_a_crowded_core(rank: int) -> tuple[str, float]:
+    """Where other processes want the core, a thread that yields gets it back after milliseconds."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=1))
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    if rank == 1:
+        store.wait(["has waited"])
+        return "", 0.0
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    others = []
+    for _ in range(8):
+        others.append(os.fork())
+        if others[-1] == 0:
+            signal.alarm(100)
+            while True:
+                pass
+    began = time.monotonic()
+    text = text_of(dist.all_reduce, torch.ones(3), group=group)
+    seconds = time.monotonic() - began
+    for other in others:
+        os.kill(other, signal.SIGKILL)
+        os.waitpid(other, 0)
+    store.set("has waited", "")
+    return text, seconds
+
+
 def stopped(rank: int) -> str:
     group = dist.new_group(timeout=datetime.timedelta(seconds=5))
     dist.barrier()
@@ -269,6 +295,11 @@ class Failures(unittest.TestCase):
         self.assertIn("missing: rank 1 has not entered it (late: its heartbeats come)", first)
         self.assertIn(f"last collective of rank 1: barrier #1, {line_of(late, 'dist.barrier')} (complete)", first)
         self.assertIn("imed out", second)
+
+    def test_a_deadline_holds_on_a_crowded_core(self) -> None:
+        text, seconds = group_ranks.run(2, on_a_crowded_core)[0]
+        self.assertIn("Timed out after 1", text)
+        self.assertLess(seconds, 30)  # looks that are counted take minutes there
 
     def test_a_stopped_rank_is_named(self) -> None:
         text = group_ranks.run_all(2, stopped, dying=(1,))[0].result

@@ -17,6 +17,7 @@ from typing import Any, Callable
 
 FORK = multiprocessing.get_context("fork")
 TIMEOUT = datetime.timedelta(seconds=60)
+LIMIT = 280.0  # seconds for a case: where other processes want the cores, each operation costs a rank a turn of all of them
 
 
 def use_package() -> None:
@@ -49,7 +50,7 @@ class Place:
 
 def _rank(function: Callable[..., Any], arguments: tuple, rank: int, size: int, backend: str | None, place: Place, pipe: Any) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(place.world), LOCAL_RANK=str(rank - place.first), LOCAL_WORLD_SIZE=str(size))
-    faulthandler.dump_traceback_later(100, exit=True)
+    faulthandler.dump_traceback_later(LIMIT - 10, exit=True)
     torch.manual_seed(rank)
     code, result, error = 0, None, ""
     try:
@@ -68,7 +69,7 @@ def _rank(function: Callable[..., Any], arguments: tuple, rank: int, size: int, 
     os._exit(code)
 
 
-def run_all(size: int, function: Callable[..., Any], *arguments: Any, backend: str | None = "dtrain", limit: float = 110,
+def run_all(size: int, function: Callable[..., Any], *arguments: Any, backend: str | None = "dtrain", limit: float = LIMIT,
             dying: tuple[int, ...] = (), place: Place | None = None) -> list[Ended]:
     """Calls function(rank, *arguments) on each rank. How each has ended. The ranks `dying` give no result, and are killed when the others
     have ended. They are all of the world, unless `place` says otherwise."""
@@ -103,7 +104,7 @@ def run_all(size: int, function: Callable[..., Any], *arguments: Any, backend: s
         return ended
 
 
-def run(size: int, function: Callable[..., Any], *arguments: Any, backend: str | None = "dtrain", limit: float = 110) -> list[Any]:
+def run(size: int, function: Callable[..., Any], *arguments: Any, backend: str | None = "dtrain", limit: float = LIMIT) -> list[Any]:
     """The results of all ranks. AssertionError with the tracebacks of those that have failed."""
     ended = run_all(size, function, *arguments, backend=backend, limit=limit)
     errors = [f"rank {rank}: {one.error}" for rank, one in enumerate(ended) if one.code]

@@ -60,27 +60,46 @@ def same(have: torch.Tensor, want: torch.Tensor, *what: object) -> None:
         raise AssertionError(f"{what}: {have.flatten()[:5]} and not {want.flatten()[:5]}")
 
 
+class Pending:
+    """Operations that have been issued, with the values that they are to bring. They are waited for together: where other processes want the
+    cores, each wait costs a rank a turn of all of them."""
+
+    def __init__(self) -> None:
+        self.operations: list[tuple] = []
+
+    def add(self, work: object, have: list[torch.Tensor], want: list[torch.Tensor], *what: object) -> None:
+        self.operations.append((work, have, want, what))
+
+    def check(self) -> None:
+        for work, have, want, what in self.operations:
+            work.wait()
+            for one, other in zip(have, want, strict=True):
+                same(one, other, *what)
+        self.operations.clear()
+
+
 def reductions(rank: int) -> None:
-    size = dist.get_world_size()
+    size, pending = dist.get_world_size(), Pending()
     for dtype in TYPES:
         for count in COUNTS:
             parts = [values(r, count, dtype) for r in range(size)]
+            whole = [values(r, count * size, dtype) for r in range(size)]
             for op in operators(dtype):
                 want = reduced(parts, op)
                 tensor = parts[rank].clone()
-                dist.all_reduce(tensor, op)
-                same(tensor, want, "all_reduce", dtype, count, op)
+                pending.add(dist.all_reduce(tensor, op, async_op=True), [tensor], [want], "all_reduce", dtype, count, op)
                 tensor = parts[rank].clone()
-                dist.reduce(tensor, size - 1, op)
-                if rank == size - 1:
-                    same(tensor, want, "reduce", dtype, count, op)
-                whole = [values(r, count * size, dtype) for r in range(size)]
+                work = dist.reduce(tensor, size - 1, op, async_op=True)
+                at_root = rank == size - 1
+                pending.add(work, [tensor] if at_root else [], [want] if at_root else [], "reduce", dtype, count, op)
+                want = reduced(whole, op).view(size, count)[rank]
                 output = torch.empty(count, dtype=dtype)
-                dist.reduce_scatter_tensor(output, whole[rank].clone(), op)
-                same(output, reduced(whole, op).view(size, count)[rank], "reduce_scatter_tensor", dtype, count, op)
+                work = dist.reduce_scatter_tensor(output, whole[rank].clone(), op, async_op=True)
+                pending.add(work, [output], [want], "reduce_scatter_tensor", dtype, count, op)
                 output = torch.empty(count, dtype=dtype)
-                dist.reduce_scatter(output, [part.clone() for part in whole[rank].view(size, count)], op)
-                same(output, reduced(whole, op).view(size, count)[rank], "reduce_scatter", dtype, count, op)
+                work = dist.reduce_scatter(output, [part.clone() for part in whole[rank].view(size, count)], op, async_op=True)
+                pending.add(work, [output], [want], "reduce_scatter", dtype, count, op)
+        pending.check()
 
 
 def scaled(rank: int) -> None:
@@ -96,34 +115,35 @@ def scaled(rank: int) -> None:
 
 
 def copies(rank: int) -> None:
-    size = dist.get_world_size()
+    size, pending = dist.get_world_size(), Pending()
     for dtype in TYPES:
         for count in COUNTS:
             parts = [values(r, count, dtype) for r in range(size)]
+
+            def add(work: object, have: list[torch.Tensor], want: list[torch.Tensor], name: str) -> None:
+                pending.add(work, have, want, name, dtype, count)
+
+            def empty(factor: int = 1) -> torch.Tensor:
+                return torch.empty(count * factor, dtype=dtype)
+
             tensor = parts[rank].clone()
-            dist.broadcast(tensor, size - 1)
-            same(tensor, parts[-1], "broadcast", dtype, count)
-            outputs = [torch.empty(count, dtype=dtype) for _ in parts]
-            dist.all_gather(outputs, parts[rank])
-            for r in range(size):
-                same(outputs[r], parts[r], "all_gather", dtype, count)
-            output = torch.empty(count * size, dtype=dtype)
-            dist.all_gather_into_tensor(output, parts[rank])
-            same(output, torch.cat(parts), "all_gather_into_tensor", dtype, count)
-            outputs = [torch.empty(count, dtype=dtype) for _ in parts] if rank == 0 else None
-            dist.gather(parts[rank], outputs, 0)
-            for r in range(size if rank == 0 else 0):
-                same(outputs[r], parts[r], "gather", dtype, count)
-            output = torch.empty(count, dtype=dtype)
-            dist.scatter(output, parts if rank == 0 else None, 0)
-            same(output, parts[rank], "scatter", dtype, count)
-            output = torch.empty(count * size, dtype=dtype)
-            dist.all_to_all_single(output, torch.cat([values(rank + 5 * r, count, dtype) for r in range(size)]))
-            same(output, torch.cat([values(r + 5 * rank, count, dtype) for r in range(size)]), "all_to_all_single", dtype, count)
-            outputs = [torch.empty(count, dtype=dtype) for _ in parts]
-            dist.all_to_all(outputs, [values(rank + 5 * r, count, dtype) for r in range(size)])
-            for r in range(size):
-                same(outputs[r], values(r + 5 * rank, count, dtype), "all_to_all", dtype, count)
+            add(dist.broadcast(tensor, size - 1, async_op=True), [tensor], [parts[-1]], "broadcast")
+            outputs = [empty() for _ in parts]
+            add(dist.all_gather(outputs, parts[rank], async_op=True), outputs, parts, "all_gather")
+            output = empty(size)
+            add(dist.all_gather_into_tensor(output, parts[rank], async_op=True), [output], [torch.cat(parts)], "all_gather_into_tensor")
+            outputs = [empty() for _ in parts] if rank == 0 else None
+            work = dist.gather(parts[rank], outputs, 0, async_op=True)
+            add(work, outputs or [], parts if rank == 0 else [], "gather")
+            output = empty()
+            add(dist.scatter(output, parts if rank == 0 else None, 0, async_op=True), [output], [parts[rank]], "scatter")
+            given, taken = ([values(one + 5 * other, count, dtype) for one, other in pairs]
+                            for pairs in ([(rank, r) for r in range(size)], [(r, rank) for r in range(size)]))
+            output = empty(size)
+            add(dist.all_to_all_single(output, torch.cat(given), async_op=True), [output], [torch.cat(taken)], "all_to_all_single")
+            outputs = [empty() for _ in parts]
+            add(dist.all_to_all(outputs, given, async_op=True), outputs, taken, "all_to_all")
+        pending.check()
 
 
 def uneven(rank: int) -> None:
@@ -175,14 +195,15 @@ def messages(rank: int) -> None:
         senders = set()
         for _ in range(1, size):
             tensor = torch.zeros(3)
-            senders.add(sender := dist.recv(tensor))
+            senders.add(sender := dist.recv(tensor, tag=size))
             same(tensor, torch.full((3,), float(sender)), "any source")
         assert senders == set(range(1, size)), senders
     else:
         tensor = torch.zeros(300000)
         dist.recv(tensor, 0, tag=rank)
         same(tensor, torch.full((300000,), float(rank)), "recv")
-        dist.send(torch.full((3,), float(rank)), 0)
+        # The tag is of these messages alone: a rank that is ahead has sent the next one before the others have sent this.
+        dist.send(torch.full((3,), float(rank)), 0, tag=size)
     # Messages of different tags may be received in another order.
     ring = [dist.isend(torch.full((50,), float(tag)), (rank + 1) % size, tag=tag) for tag in range(4)] if size > 1 else []
     for tag in reversed(range(4 if size > 1 else 0)):

@@ -113,7 +113,7 @@ def main() -> None:
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.SystemRandom().randrange(10000)
     for size in (1, 2, 3, 4):
         print(f"{size} ranks, seed {seed}: ", end="", flush=True)
-        print(group_ranks.run(size, stress, seconds / 4, seed, limit=100 + seconds), "operations", flush=True)
+        print(group_ranks.run(size, stress, seconds / 4, seed, limit=group_ranks.LIMIT + seconds), "operations", flush=True)
 
 
 if __name__ == "__main__":

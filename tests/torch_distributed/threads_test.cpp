@@ -1,9 +1,13 @@
-// Several threads and groups in each process: `scripts/sanitize.sh tsan` runs these under ThreadSanitizer, too.
+// Several threads and groups in each process: `scripts/sanitize.sh tsan-torch` runs these under ThreadSanitizer, too.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <random>
 #include <string>
@@ -172,6 +176,39 @@ TEST(TorchDistributedThreads, GroupsComeAndGoWhileOthersExchange) {
                      goes->shutdown();
                    }
                  }});
+  });
+}
+
+// A fork has none of the threads that its parent has, and may not touch the parent's groups.
+TEST(TorchDistributedThreads, AForkOfARankHasGroupsAndThreadsOfItsOwn) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer ends a fork that starts threads";
+#endif
+  run_rank_processes(2, [](RankProcess& process) {
+    const auto sum_of = [&](Backend& group) {
+      at::Tensor tensor = filled(1000, process.rank() + 1);
+      all_reduce(group, tensor)->getFuture()->wait();  // completed by a thread, which then waits for the next
+      require(at::equal(tensor, filled(1000, 3)), "the sum");
+    };
+    const BackendPtr group = process.make_group("all");
+    sum_of(*group);
+    const pid_t fork_of_it = fork();
+    if (fork_of_it == 0) {
+      try {
+        for (const char* name : {"of forks", "of forks, again"}) {
+          const BackendPtr own = process.make_group(name);
+          for (int turn = 0; turn < 20; ++turn) sum_of(*own);
+        }
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "fork of rank %d: %s\n", process.rank(), error.what());
+        _exit(1);
+      }
+      std::exit(0);
+    }
+    sum_of(*group);
+    int status = 0;
+    require(waitpid(fork_of_it, &status, 0) == fork_of_it && status == 0, "the end of the fork");
+    sum_of(*group);
   });
 }
 
