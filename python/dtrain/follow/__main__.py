@@ -169,7 +169,7 @@ def main() -> int:
             signal.signal(number, signal.SIG_IGN)
         try:
             if following is not None:
-                following.sender.close(None)
+                following.sender.leave()
         except (Away, Refused):
             pass
         say(f"{arguments.to}: stopped by {stopped}; dtrain follow goes on from here")

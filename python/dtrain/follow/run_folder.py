@@ -226,8 +226,9 @@ class RunFolder:
         tail = checksum_before(file, offset)
         if checksum_before(file, at.offset) != at.tail or tail is None:
             return []  # it was cut meanwhile
+        has_moved = offset > at.offset
         at.offset, at.tail, at.since = offset, tail, since
-        return rows
+        return rows if rows or not has_moved else self.next_rows(at)  # lines without metrics
 
     def _row_of(self, line: dict[str, Any], since: float | None) -> tuple[Row | None, float | None]:
         metrics, batch = line.get("metrics"), line.get("batch")

@@ -166,5 +166,10 @@ class Sender:
         self._confirm(is_closed=True)
         self._opened = False
 
+    def leave(self) -> None:
+        """After a signal, which may have come in the middle of a sending: what is there is asked at the next start."""
+        if self._opened:
+            self.tracker.close(None)
+
     def lost_connection(self) -> None:
         self._rewind()

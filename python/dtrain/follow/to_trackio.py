@@ -11,6 +11,8 @@ from addresses import without_keys
 from run_folder import Facts, Row, RunState
 from sender import Away, Refused
 
+MOST_ROWS = 500
+
 
 class TrackioRun:
     confirms = True
@@ -71,11 +73,13 @@ class TrackioRun:
         return {}  # ids tell it
 
     def send(self, rows: list[Row]) -> None:
-        entries = [self._entry(row) for row in rows if row.kind != "system"]
-        self._send("bulk_log", entries)
-        self._send("bulk_log_system", [self._entry(row) for row in rows if row.kind == "system"])
-        if entries:
-            self._there["last"] = entries[-1]["log_id"], entries[-1]["step"]
+        for begin in range(0, len(rows), MOST_ROWS):
+            part = rows[begin:begin + MOST_ROWS]
+            entries = [self._entry(row) for row in part if row.kind != "system"]
+            self._send("bulk_log", entries)
+            self._send("bulk_log_system", [self._entry(row) for row in part if row.kind == "system"])
+            if entries:
+                self._there["last"] = entries[-1]["log_id"], entries[-1]["step"]
 
     def _entry(self, row: Row) -> dict[str, Any]:
         series = zlib.crc32("\n".join(row.values).encode())

@@ -1,6 +1,7 @@
 #include "launch/followers.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <utility>

@@ -85,7 +85,7 @@ class MlflowClient:
         part = len(metrics) // 2 if fault.endswith("middle") else len(metrics)
         with open(self.folder / "points.jsonl", "a") as file:
             file.write("".join(json.dumps(list(metric)) + "\n" for metric in metrics[:part]))
-        if fault.startswith("kill"):
-            os.kill(os.getpid(), signal.SIGKILL)
+        if fault.startswith(("kill", "stop")):
+            os.kill(os.getpid(), signal.SIGKILL if fault.startswith("kill") else signal.SIGTERM)
         if fault.startswith("cut"):
             raise MlflowException(f"API request to {self.uri} failed: Connection reset by peer")
