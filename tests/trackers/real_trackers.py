@@ -148,6 +148,17 @@ class OfTool(unittest.TestCase):
         self.proxy = Proxy(self.server.port)
         return f"http://127.0.0.1:{self.proxy.port}"
 
+    @staticmethod
+    def victims(launch, of_follower):
+        """Followers, or ranks: as soon as there are some. None: the run has ended."""
+        while not launch.has_ended():
+            found = [pid for pid, name in sorted(launch.processes().items())
+                     if (is_follower(pid) if of_follower else name == "kills_trial")]
+            if found:
+                return found
+            time.sleep(0.05)
+        return []
+
     def disturbed_run(self, tool, address, **variables):
         """A run that trains for as long as it takes; a follower that was killed is started again by hand."""
         folder = self.place / "run"
@@ -165,21 +176,21 @@ class OfTool(unittest.TestCase):
         follow = [BUILD.program("dtrain"), "follow", str(folder / "run"), "--to", tool, *(["--url", address] if address else [])]
         by_hand, killed = [], []
         events = folder / "run" / "events.jsonl"
-        end = time.monotonic() + 60
-        while not (events.exists() and "rank_running" in events.read_text()) and time.monotonic() < end:
+        end = time.monotonic() + PATIENCE
+        while not (events.exists() and "rank_running" in events.read_text()) and time.monotonic() < end and not launch.has_ended():
             time.sleep(0.1)
         for number in range(KILLS):
             time.sleep(EVERY)
             if launch.has_ended():
                 break
-            processes = sorted(launch.processes().items())
-            followers = [pid for pid, _ in processes if is_follower(pid)]
-            ranks = [pid for pid, name in processes if name == "kills_trial"]
-            of_follower = number % 3 == 1 and followers
-            pid = self.dice.choice(followers if of_follower else ranks or followers)
+            of_follower = number % 3 == 1
+            victims = self.victims(launch, of_follower)
+            if not victims:
+                break
+            pid = self.dice.choice(victims)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-                killed.append("follower" if pid in followers else "rank")
+                killed.append("follower" if of_follower else "rank")
             if of_follower:
                 by_hand.append(subprocess.Popen(follow, env={**environment(**variables), "DTRAIN_STATE_DIR": launch.state},
                                                 stdout=open(self.place / "follow.log", "a"), stderr=subprocess.STDOUT))
