@@ -28,7 +28,7 @@ from harness import Build, environment, write_experiment  # noqa: E402
 from watched_launch import Launch  # noqa: E402
 
 KILLS, EVERY = 20, 1.2  # seconds between kills
-BATCHES = 4000
+BATCHES = int(os.environ.get("BATCHES", "4000"))  # last at least as long as the kills, on a fast machine
 PATIENCE = 300  # seconds, against hangs alone
 SEED = int(os.environ.get("SEED", "7"))
 BUILD = Build()
@@ -54,8 +54,8 @@ class Proxy:
 
     def cut(self):
         """Waits for a connection that carries something, to cut it in the middle."""
-        end = time.monotonic() + 10
-        while not self.open and time.monotonic() < end:
+        last = time.monotonic() + PATIENCE
+        while not self.open and time.monotonic() < last:
             time.sleep(0.001)
         self.cuts += bool(self.open)
         self.listener.shutdown(socket.SHUT_RDWR)
@@ -224,7 +224,7 @@ class OfTool(unittest.TestCase):
         for series, points in found.items():
             steps = [step for step, _ in points]
             self.assertEqual(len(steps), len(set(steps)), f"{series} has steps twice")
-        self.assertGreater(sum(map(len, found.values())), 300)
+        self.assertGreater(sum(map(len, found.values())), 150)
         self.assertIn("system/cpu_utilization_percentage", found)
         print(f"{sum(map(len, found.values())):,} points of {len(found)} series, each once", flush=True)
 
