@@ -80,12 +80,11 @@ class Proxy:
 
     def _carry(self, near, far):
         self.open |= {near, far}
+        data = b"some"
         with near, far, contextlib.suppress(OSError, ValueError):
-            while True:
+            while data:
                 for end in select.select([near, far], [], [])[0]:
                     data = end.recv(65536)
-                    if not data:
-                        return
                     (far if end is near else near).sendall(data)
         self.open -= {near, far}
 
