@@ -64,6 +64,7 @@ function(dtrain_install_rest)
   install(DIRECTORY configs examples DESTINATION ${CMAKE_INSTALL_DATADIR}/dtrain
           PATTERN __pycache__ EXCLUDE PATTERN "*.pt" EXCLUDE PATTERN data EXCLUDE
           REGEX "examples/CMakeLists.txt$" EXCLUDE)
+  install(DIRECTORY python/dtrain/follow DESTINATION ${CMAKE_INSTALL_DATADIR}/dtrain PATTERN __pycache__ EXCLUDE)
   if(DTRAIN_TORCH)
     dtrain_install_torch_programs()
     file(READ packaging/dtrain-get-libtorch text)

@@ -4,10 +4,11 @@
 #   scripts/ecosystem.sh BUILD/bin [WHAT ...]   accelerate, trainer, lightning, checkpoint, deepspeed; without WHAT all of them
 #   scripts/ecosystem.sh BUILD/bin pytorch      PyTorch's tests in Debian's source package of PyTorch, and what else the installed torch has
 #   scripts/ecosystem.sh BUILD/bin public DIR   scripts that nobody here wrote, of which DIR has copies: tests/c10d/public_scripts.py
+#   scripts/ecosystem.sh BUILD/bin trackers [NAMES]   `dtrain follow` with MLflow, trackio and W&B: tests/trackers/real_trackers.py
 #   scripts/ecosystem.sh install                no more than the libraries
 #
 # The libraries go into .deps/ecosystem, which takes torch, numpy and Lightning from the peers (scripts/setup.sh test). Only the
-# installation needs a network: models are made from small configurations.
+# installation needs a network: models are made from small configurations. The trackers go into .deps/trackers, which needs no torch.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -66,9 +67,22 @@ fetch_debian_tests() {
   rm "$folder/debian/$name"
 }
 
+install_trackers() {
+  local trackers=.deps/trackers wheels=tests/trackers/requirements.txt
+  cmp -s "$wheels" "$trackers/installed.txt" && return 0
+  [ -x "$trackers/bin/python" ] || /usr/bin/python3 -m venv "$trackers"
+  say "fetching MLflow, trackio and W&B (250 MB; 1 GB on disk)"
+  "$trackers/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir --no-deps -r "$wheels"
+  cp "$wheels" "$trackers/installed.txt"
+}
+
 [ $# -gt 0 ] || { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 bin=$1
 shift
+if [ "${1:-}" = trackers ]; then
+  install_trackers
+  exec .deps/trackers/bin/python -B tests/trackers/real_trackers.py "$bin" "${@:2}"
+fi
 install "${1:-}"
 [ "$bin" != install ] || exit 0
 case "${1:-}" in

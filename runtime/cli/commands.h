@@ -32,6 +32,7 @@ void add_diff(CLI::App& app, ExitCode* exit_code);
 void add_doctor(CLI::App& app, ExitCode* exit_code);
 void add_evaluate(CLI::App& app, ExitCode* exit_code);
 void add_export(CLI::App& app, ExitCode* exit_code);
+void add_follow(CLI::App& app, ExitCode* exit_code);
 void add_host_probe(CLI::App& app, ExitCode* exit_code);
 void add_cuda_probe(CLI::App& app, ExitCode* exit_code);
 void add_logs(CLI::App& app, ExitCode* exit_code);
@@ -50,11 +51,12 @@ void add_what_if(CLI::App& app, ExitCode* exit_code);
 void add_version(CLI::App& app, ExitCode* exit_code);
 
 // The commands in the order of --help. All others are commands of one of these: `dtrain config check`.
-inline constexpr std::array kCommands{
-    add_launch,  add_run_script, add_config,     add_agent,      add_slot,      add_task,    add_logs,   add_top,
-    add_board,   add_runs_list,  add_summary,    add_report,     add_analyze,   add_what_if, add_diff,   add_trace,
-    add_export,  add_checkpoint, add_evaluate,   add_predict,    add_model,     add_data,    add_doctor, add_completion,
-    add_version, add_man,        add_start_rank, add_host_probe, add_cuda_probe};
+inline constexpr std::array kCommands{add_launch,    add_run_script, add_config,     add_agent,      add_slot,
+                                      add_task,      add_logs,       add_top,        add_board,      add_follow,
+                                      add_runs_list, add_summary,    add_report,     add_analyze,    add_what_if,
+                                      add_diff,      add_trace,      add_export,     add_checkpoint, add_evaluate,
+                                      add_predict,   add_model,      add_data,       add_doctor,     add_completion,
+                                      add_version,   add_man,        add_start_rank, add_host_probe, add_cuda_probe};
 
 // Returns a text of process_interface.h without the backticks around code.
 inline std::string plain(std::string text) {

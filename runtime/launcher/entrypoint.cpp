@@ -36,29 +36,14 @@ fs::path in_folder_of(const config::Experiment& experiment, const std::string& n
   return (fs::absolute(experiment.file).parent_path() / name).lexically_normal();
 }
 
-fs::path find_python(const config::Experiment& experiment, const PythonEntry& entry, const rank::Variables& variables) {
+fs::path python_of(const config::Experiment& experiment, const PythonEntry& entry, const rank::Variables& variables) {
   const std::string where = experiment.file.string() + ": entrypoint: ";
   std::error_code code;
   if (const fs::path script = in_folder_of(experiment, entry.file); !fs::is_regular_file(script, code)) {
     throw ConfigError(where + "there is no Python file " + script.string(),
                       "its path is relative to the experiment file");
   }
-  const auto value_of = [&](const char* name) {
-    const auto found = variables.find(name);
-    return found == variables.end() ? std::string() : found->second;
-  };
-  if (const std::string given = value_of("DTRAIN_PYTHON"); !given.empty()) {
-    if (::access(given.c_str(), X_OK) == 0) return given;
-    throw ConfigError("DTRAIN_PYTHON is " + given + ", which cannot be executed", "give the path of a Python");
-  }
-  if (const std::string environment = value_of("VIRTUAL_ENV"); !environment.empty()) {
-    if (fs::path python = fs::path(environment) / "bin" / "python"; ::access(python.c_str(), X_OK) == 0) {
-      return python;
-    }
-  }
-  fs::path found = rank::find_program("python3", {}, variables);
-  if (found.empty()) throw ConfigError(where + entry.file + " needs python3, which is not in PATH");
-  return found;
+  return find_python(variables, where + entry.file);
 }
 
 bool mentions(const std::string& text, const std::string& word) {
@@ -79,6 +64,25 @@ bool imports_one_that_mentions_it(const fs::path& script, const std::string& tex
 }
 
 }  // namespace
+
+fs::path find_python(const rank::Variables& variables, const std::string& who) {
+  const auto value_of = [&](const char* name) {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::string() : found->second;
+  };
+  if (const std::string given = value_of("DTRAIN_PYTHON"); !given.empty()) {
+    if (::access(given.c_str(), X_OK) == 0) return given;
+    throw ConfigError("DTRAIN_PYTHON is " + given + ", which cannot be executed", "give the path of a Python");
+  }
+  if (const std::string environment = value_of("VIRTUAL_ENV"); !environment.empty()) {
+    if (fs::path python = fs::path(environment) / "bin" / "python"; ::access(python.c_str(), X_OK) == 0) {
+      return python;
+    }
+  }
+  fs::path found = rank::find_program("python3", {}, variables);
+  if (found.empty()) throw ConfigError(who + " needs python3, which is not in PATH");
+  return found;
+}
 
 bool runs_script(const std::vector<std::string>& command) {
   return command.size() > 3 && command[2] == kPythonRank && command[3].ends_with(".py");
@@ -114,7 +118,7 @@ std::vector<std::string> entry_command(const config::Experiment& experiment, con
 
 fs::path find_entrypoint(const config::Experiment& experiment, const rank::Variables& variables) {
   const std::string& name = experiment.entrypoint.front();
-  if (const auto entry = python_entry(name)) return find_python(experiment, *entry, variables);
+  if (const auto entry = python_entry(name)) return python_of(experiment, *entry, variables);
   const fs::path beside = executable_path().parent_path();
   const std::string where = experiment.file.string() + ": entrypoint: ";
   if (name.find('/') == std::string::npos) {

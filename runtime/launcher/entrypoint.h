@@ -22,6 +22,9 @@ inline constexpr const char* kPythonAsIs = "dtrain.as_is";
 // without a slash. Its program is Python: $DTRAIN_PYTHON, that of $VIRTUAL_ENV, or python3 in PATH.
 std::filesystem::path find_entrypoint(const config::Experiment& experiment, const rank::Variables& variables);
 
+// Returns $DTRAIN_PYTHON, that of $VIRTUAL_ENV, or python3 in PATH. ConfigError: there is none; `who` needs it.
+std::filesystem::path find_python(const rank::Variables& variables, const std::string& who);
+
 // True if a rank's command runs a Python script, whose loop is its own; false: a class in a script, or another program.
 bool runs_script(const std::vector<std::string>& command);
 // Returns a warning if such a script does not mention dtrain: unless a module that it imports calls dtrain.init(), each

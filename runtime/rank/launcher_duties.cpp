@@ -82,6 +82,11 @@ std::vector<std::string> plan_warnings(const RankIdentity& identity, const Assig
                           std::string(by_torchrun ? "torchrun" : "dtrain launch") + " that starts ranks again" +
                           (by_torchrun ? ", as often as its --max-restarts says" : ""));
   }
+  if (!experiment.tracking.empty()) {
+    warnings.emplace_back(
+        "tracking has no effect here: dtrain launch starts what shows the run in a tracker; `dtrain follow RUN --to " +
+        std::string(config::word_of(config::kTrackerTools, experiment.tracking.front().tool)) + "` does it by hand");
+  }
   if (!assignment.split.warning.empty()) warnings.push_back(assignment.split.warning);
   if (!gpus.why_cpu.empty()) {
     const std::string unused = gpus_text(assignment.gpus.gpus);

@@ -63,6 +63,7 @@ TEST(Cli, AnUnknownOptionSuggestsTheNearestOfItsCommand) {
                                                        {"logs"},
                                                        {"top"},
                                                        {"board"},
+                                                       {"follow"},
                                                        {"summary"},
                                                        {"report"},
                                                        {"runs"},

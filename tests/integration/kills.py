@@ -11,9 +11,7 @@ rank, also where a batch was done again. Nothing is left behind: no process, no 
 useful time is printed, and must be at least --least-useful.
 """
 import argparse
-import atexit
 import collections
-import contextlib
 import json
 import os
 import random
@@ -24,10 +22,9 @@ import sys
 import time
 from pathlib import Path
 
-from harness import Build, Workplace, environment, left_in_shared_memory, write_experiment
+from harness import Build, Workplace, write_experiment
 from resume import differences, what_is_left
-
-PATIENCE = 300  # seconds, against hangs alone
+from watched_launch import Launch
 
 
 def experiment(build, folder, arguments, batches):
@@ -38,61 +35,6 @@ def experiment(build, folder, arguments, batches):
         resources={"slots_per_trial": arguments.ranks, "slot_type": "cpu"}, searcher={"max_length": {"batches": batches}},
         min_validation_period={"batches": 150}, scheduling_unit=20, min_checkpoint_period={"batches": 50}, max_restarts=1000,
         optimizations={"sharded_optimizer": arguments.sharded}, communication={"timeout": 20})
-
-
-class Launch:
-    """A launch whose processes are known by their environment."""
-
-    def __init__(self, build, folder, file):
-        self.folder, self.file = folder, file
-        self.state = str(folder / "state")
-        self.shared = set(os.listdir("/dev/shm"))
-        (folder / "private").mkdir(mode=0o700)
-        command = [build.program("dtrain"), "launch", str(file), "--run-dir", str(folder / "run")]
-        self.log = folder / "log"
-        atexit.register(self.end)
-        self.process = subprocess.Popen(
-            command, env=environment(DTRAIN_STATE_DIR=self.state, XDG_RUNTIME_DIR=str(folder / "private")),
-            stdin=subprocess.DEVNULL, stdout=open(self.log, "w"), stderr=subprocess.STDOUT)
-
-    def processes(self):
-        """The pids of the run, without the launcher's, and the name of each."""
-        mark = f"DTRAIN_STATE_DIR={self.state}".encode()
-        found = {}
-        for entry in os.listdir("/proc"):
-            if not entry.isdigit() or int(entry) == self.process.pid:
-                continue
-            try:
-                if mark in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
-                    found[int(entry)] = Path(f"/proc/{entry}/comm").read_text().strip()
-            except OSError:
-                pass  # it has ended, or is another user's
-        return found
-
-    def end(self):
-        """Nothing of a run that hangs stays."""
-        for pid in [self.process.pid, *self.processes()] if not self.has_ended() else []:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-    def has_ended(self):
-        return self.process.poll() is not None
-
-    def wait(self):
-        code = self.process.wait(PATIENCE)
-        if code != 0:
-            raise AssertionError(f"exit code {code}; the launch said:\n{self.log.read_text()[-4000:]}")
-
-    def what_it_leaves(self):
-        """Processes, shared memory and sockets; some time is given to those that are ending."""
-        end = time.monotonic() + 15
-        while True:
-            left = [f"process {pid} ({name})" for pid, name in self.processes().items()]
-            left += [f"/dev/shm/{name}" for name in left_in_shared_memory(self.shared, self.folder / "run")]
-            left += [str(path) for path in (self.folder / "private").rglob("*") if not path.is_dir()]
-            if not left or time.monotonic() > end:
-                return left
-            time.sleep(0.2)
 
 
 def samples(folder, ranks):

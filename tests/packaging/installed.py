@@ -60,7 +60,8 @@ class Layout(Installed):
                      "lib/cmake/dtrain/dtrainConfigVersion.cmake", "share/man/man1/dtrain.1",
                      "share/bash-completion/completions/dtrain", "share/doc/dtrain/errors.md",
                      "share/doc/dtrain/LICENSE", "share/doc/dtrain/copyright", "share/doc/dtrain/CHANGELOG.md",
-                     "share/dtrain/configs/synthetic.yaml", "share/dtrain/examples/synthetic/main.cpp"):
+                     "share/dtrain/configs/synthetic.yaml", "share/dtrain/examples/synthetic/main.cpp",
+                     "share/dtrain/follow/__main__.py"):
             self.assertTrue((self.prefix / file).exists(), file)
         self.assertEqual(len(list(self.prefix.rglob("_dtrain"))), 1, "zsh's completion")
 

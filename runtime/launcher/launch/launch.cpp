@@ -29,6 +29,7 @@
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/screen.h"
 #include "launch/attempts.h"
+#include "launch/followers.h"
 #include "launch/launch_task.h"
 #include "launch/node_ranks.h"
 #include "launch/run_texts.h"
@@ -296,6 +297,8 @@ ExitCode carry_out(const LaunchPlan& plan, LaunchedRun opened, const rank::Varia
   events.write("run_started", {{"name", plan.experiment.name},
                                {"world_size", placed->world_size()},
                                {"start_ticks", host::start_ticks(::getpid())}});
+  std::optional<Followers> followers;
+  if (!needs_allocation(plan, variables)) followers.emplace(plan, folder, variables);  // the job has its own
   rank::Screen screen(STDOUT_FILENO, ::isatty(STDOUT_FILENO) == 1, clock);
   screen.activity("starting " + count_of(placed->world_size(), "rank"));
   screen.after_a_while([&] { return first_look(folder, clock); });
@@ -323,6 +326,7 @@ ExitCode carry_out(const LaunchPlan& plan, LaunchedRun opened, const rank::Varia
   const rank::EndReport report_file = end_report(folder.path);
   std::fputs(report_file.warning.c_str(), stderr);
   rank::print("\n" + report_file.text + "written to " + folder.path.string() + "\n");
+  if (followers) rank::print(followers->finish());
   const bool done = outcome.exit_code == ExitCode::kDone;
   std::string next = done ? next_steps(folder, !report_file.text.empty()) : how_to_continue(opened, plan, outcome);
   const bool stopped = outcome.exit_code == ExitCode::kPreempted;
@@ -384,6 +388,7 @@ ExitCode launch(const LaunchRequest& given) {
   warn(expected.warnings);
   batch_script_of(expected, variables);  // an experiment that sbatch cannot take is refused before the folder exists
   check_can_start(expected);
+  check_trackers(plan, variables);
   rank::check_checkpoint_storage(plan.experiment.checkpoint_storage);
   rank::share_new_files(plan.experiment);
   const SystemClock clock;

@@ -48,7 +48,7 @@ inline constexpr Variable kVariables[] = {
     {"DTRAIN_PYTHON VIRTUAL_ENV", "a Python; the folder of a virtual environment",
      "The Python that runs scripts and trials in Python. The first counts before the second; without both it is "
      "`python3` in `PATH`.",
-     "`dtrain launch`, `dtrain run`"},
+     "`dtrain launch`, `dtrain run`, `dtrain follow`"},
     {"DTRAIN_CLUSTER", "a file",
      "The cluster: a cluster file or a hostfile of MPI. `--cluster` counts before it, and `./cluster.yaml` after it.",
      "every command that has `--cluster`"},

@@ -27,6 +27,7 @@
 #include "dtrain/config/profiling.h"
 #include "dtrain/config/recovery.h"
 #include "dtrain/config/resources.h"
+#include "dtrain/config/tracking.h"
 
 namespace dtrain::config {
 
@@ -172,6 +173,7 @@ struct Experiment {
   std::vector<std::pair<std::string, std::string>> cpu_variables;   // only for ranks on CPUs
   std::vector<std::pair<std::string, std::string>> cuda_variables;  // only for ranks on GPUs
 
+  std::vector<Tracker> tracking;  // shown there beside the ranks
   bool share_with_group = false;  // false: nobody but the owner may read the values of these variables
 
   // Returns the mode of the files of a run that hold these values.
@@ -345,6 +347,15 @@ inline void declare_keys(Keys& keys, Experiment& e) {
          .examples = R"([{"OMP_NUM_THREADS": 2}, ["OMP_NUM_THREADS=2"]])"},
         environment_variables_form(e));
   });
+  keys.form(
+      {.name = "tracking",
+       .text =
+           "The experiment trackers in which the run is shown while it trains: mlflow, wandb and trackio, each with "
+           "the address of its server. Without one, the tool's own settings name it. Keys and passwords come from "
+           "the tool's own variables or files.",
+       .more = "[More](trackers.md).",
+       .examples = R"([["trackio"], [{"mlflow": "http://tracking.example:5000"}, "wandb"]])"},
+      tracking_form(e.tracking));
   keys.choice(
       {"share_with",
        "Who besides the owner may read the files of a run that hold values of environment variables: nobody, or "
