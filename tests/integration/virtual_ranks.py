@@ -124,7 +124,7 @@ class Bits(Runs):
     if LONG:
         CASES = {**CASES, "cnn-adamw": (8, {**CNN, "optimizer": ADAMW, "clip": 1.0}, {}),
                  "cnn-windows": (6, CNN, {"aggregation_frequency": 3, "average_aggregated_gradients": False}),
-                 "mlp-sgd": (5, {**MLP, "optimizer": SGD}, {}), "mlp-8": (8, MLP, {"aggregation_frequency": 4})}
+                 "mlp-sgd": (5, {**MLP, "optimizer": SGD, "global_batch_size": 30}, {}), "mlp-8": (8, MLP, {"aggregation_frequency": 4})}
 
     def numbers(self, virtual):
         return range(1, virtual + 1) if LONG else (1, 2, 3, 4)

@@ -78,19 +78,21 @@ void check_virtual_ranks(Section& root, const Experiment& experiment) {
 // The schema does not compare numbers of different keys.
 Json what_virtual_ranks_support() {
   const Json not_true{{"enum", {"auto", false, "false"}}};
-  return if_then(is_given(kVirtualRanks, {{"type", "integer"}, {"minimum", 1}}),
-                 allows({{"model", false},
-                         {"resources.slot_type", {{"not", {{"const", "cuda"}}}}},
-                         {"resources.slots_per_trial", {{"type", "integer"}}},
-                         {"communication.backend", {{"enum", {"auto", "shm"}}}},
-                         {"optimizations.sharded_optimizer", not_true},
-                         {"optimizations.sharded_gradients", not_true},
-                         {"optimizations.local_sgd", {{"type", "null"}}},
-                         {"optimizations.mixed_precision", {{"enum", {"O0", "none"}}}},
-                         {"optimizations.auto_tune_tensor_fusion", {{"const", false}}},
-                         {"optimizations.ema", {{"const", 0}}},
-                         {"optimizations.average_training_metrics", {{"const", true}}},
-                         {"recovery.interval", {{"enum", {"auto", "off"}}}}}));
+  const Json ranks = is_given(kVirtualRanks, {{"type", "integer"}, {"minimum", 1}});
+  const Json supported = allows({{"model", false},
+                                 {"resources.slot_type", {{"not", {{"const", "cuda"}}}}},
+                                 {"resources.slots_per_trial", {{"type", "integer"}}},
+                                 {"communication.backend", {{"enum", {"auto", "shm"}}}},
+                                 {"optimizations.sharded_optimizer", not_true},
+                                 {"optimizations.sharded_gradients", not_true},
+                                 {"optimizations.local_sgd", {{"type", "null"}}},
+                                 {"optimizations.mixed_precision", {{"enum", {"O0", "none"}}}},
+                                 {"optimizations.auto_tune_tensor_fusion", {{"const", false}}},
+                                 {"optimizations.ema", {{"const", 0}}},
+                                 {"optimizations.average_training_metrics", {{"const", true}}},
+                                 {"recovery.interval", {{"enum", {"auto", "off"}}}}});
+  const Json has_threads = is_given(kVirtualThreads, {{"type", "integer"}, {"minimum", 2}});
+  return {{"allOf", {if_then(ranks, supported), if_then(has_threads, ranks)}}};
 }
 
 }  // namespace dtrain::config
