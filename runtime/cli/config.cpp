@@ -47,11 +47,13 @@ bool check_experiment(const std::string& file, const ConfigCheckArguments& argum
                 file.c_str(), experiment.name.c_str(), config::to_string(experiment.searcher.max_length).c_str());
     return true;
   }
-  const auto split = config::split_batch(experiment.global_batch_size, slots);
+  const auto split = config::split_batch(experiment.global_batch_size, experiment.parts_of_batch(slots));
   if (!split.warning.empty()) std::fprintf(stderr, "dtrain: warning: %s\n", split.warning.c_str());
-  std::printf("%s: ok: %s, %s, %s x %lld records a batch\n", file.c_str(), experiment.name.c_str(),
-              config::to_string(experiment.searcher.max_length).c_str(), count_of(slots, "slot").c_str(),
-              static_cast<long long>(split.per_slot));
+  std::printf(
+      "%s: ok: %s, %s, %s x %lld records a batch\n", file.c_str(), experiment.name.c_str(),
+      config::to_string(experiment.searcher.max_length).c_str(),
+      count_of(experiment.parts_of_batch(slots), experiment.virtual_ranks > 0 ? "virtual rank" : "slot").c_str(),
+      static_cast<long long>(split.per_slot));
   return true;
 }
 

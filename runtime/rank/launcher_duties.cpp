@@ -190,6 +190,7 @@ ResumePoint reopen_own_folder(const RunFolder& folder, const config::Experiment&
   ContinuedRun run = read_continued_run(folder.path.string());
   if (is_restart) --run.number;  // no user continues the run
   check_not_in_progress(folder);
+  check_virtual_ranks_stay(run, experiment);
   check_storage_stays(run, overrides, experiment);
   const std::string claimed = claim_checkpoint_folder(folder);
   ResumePoint point = find_resume_point(folder);

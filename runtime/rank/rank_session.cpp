@@ -87,12 +87,20 @@ const Logger& RankSession::log() const {
 const std::filesystem::path& RankSession::run_dir() const {
   return files_->watch.gone().empty() ? files_->folder.path : files_->watch.substitute();
 }
+const LogicalRanks& RankSession::logical() const {
+  return assignment_->logical;
+}
+
+void RankSession::act_as(int logical_rank) {
+  assignment_->logical.current = logical_rank;
+}
+
 std::int64_t RankSession::batch_per_rank() const {
   return assignment_->split.per_slot;
 }
 
 void RankSession::use_global_batch_size(std::int64_t samples) {
-  assignment_->split = config::split_batch(samples, world().size);
+  assignment_->split = config::split_batch(samples, experiment().parts_of_batch(world().size));
   assignment_->experiment.global_batch_size = samples;
   if (world().rank != 0) return;
   update_plan("global_batch_size", samples);

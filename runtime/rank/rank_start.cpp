@@ -72,7 +72,15 @@ Assignment read_assignment(const RankIdentity& identity) {
     check_kind(experiment, options.for_model);
     check_model_files(experiment);
     check_mock(options.mock, identity.world().size);
-    assignment.split = config::split_batch(experiment.global_batch_size, identity.world().size);
+    assignment.split =
+        config::split_batch(experiment.global_batch_size, experiment.parts_of_batch(identity.world().size));
+    if (const int ranks = experiment.virtual_ranks; ranks > 0 && identity.world().size > ranks) {
+      throw ConfigError(
+          experiment.file.string() + ": reproducibility.virtual_ranks is " + std::to_string(ranks) + ", and " +
+              std::to_string(identity.world().size) + " ranks were started",
+          "start at most " + std::to_string(ranks) + " ranks; another number of virtual ranks gives other bits");
+    }
+    assignment.logical = logical_ranks_of(identity.world().rank, identity.world().size, experiment.virtual_ranks);
     assignment.slot_type = experiment.resources.slot_type;
     if (launched) {
       const bool on_gpus = identity.environment.is_placed_on_gpus();

@@ -37,6 +37,7 @@ Nanoseconds process_start(const Clock& clock);
 struct Assignment {
   config::Experiment experiment;
   config::BatchSplit split;
+  LogicalRanks logical;
   config::SlotType slot_type = config::SlotType::kCpu;  // as the launcher decided; without one the experiment's
   GpuView gpus;                                         // not looked at if slot_type is kCpu
 };

@@ -345,6 +345,8 @@ class Drift(unittest.TestCase):
             validator = validator_of(root)
             both = {True: 0, False: 0}
             for number, (name, path, value, document) in enumerate(cases):
+                if path[-1] == "virtual_ranks" and isinstance(value, int) and value > 0:
+                    continue  # compares values: it is at least the slots, and divides the batch
                 if path[-1] in ("mask", "lengths", "positions", "documents") and value is True:
                     continue  # compares two values: forward() gets the same in training and in validation
                 by_schema = validator.is_valid(document)

@@ -262,6 +262,7 @@ void check_together(Section& root, const Experiment& experiment) {
     if (on_gpus && slots != 1)
       root.refuse("communication.security", not_with_tls("NCCL") + "; resources.slot_type is cuda");
   }
+  check_virtual_ranks(root, experiment);
   if (experiment.early_stopping) {
     if (experiment.early_stopping->metric.empty())
       root.refuse("early_stopping", "names no metric; give early_stopping.metric or searcher.metric");

@@ -32,6 +32,7 @@ struct HostOfRun {
 };
 
 std::optional<int> threads_of_user(const LaunchPlan& plan, rank::Variables variables) {
+  if (plan.experiment.virtual_ranks > 0) return plan.experiment.virtual_rank_threads;
   for (const auto& [name, value] : plan.experiment.variables_of_ranks(plan.on_gpus())) variables[name] = value;
   return host::threads_of_user(variables);
 }
@@ -178,7 +179,8 @@ void choose_threads(PlacedLaunch& plan, const std::string& host, const profile::
 std::string threads_before_measuring(PlacedLaunch& plan, const rank::Variables& variables) {
   if (!may_try_siblings(plan, variables)) {
     for (rank::RankPlacement& rank : plan.ranks) rank.threads = threads_of(plan, rank, variables);
-    return "OMP_NUM_THREADS is set";
+    return plan.experiment.virtual_ranks > 0 ? "as reproducibility.virtual_rank_threads says"
+                                             : "OMP_NUM_THREADS is set";
   }
   const auto has_siblings = [](const rank::RankPlacement& rank) { return rank.most_threads > rank.threads; };
   const bool siblings = std::any_of(plan.ranks.begin(), plan.ranks.end(), has_siblings);

@@ -13,6 +13,7 @@
 #include "dtrain/rank/gpus_seen.h"
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/model_files.h"
+#include "dtrain/rank/rank_tree.h"
 #include "entrypoint.h"
 
 namespace dtrain::launcher {
@@ -62,12 +63,24 @@ std::string length_text(const config::Experiment& experiment) {
 std::string batch_text(const PlacedLaunch& placed) {
   if (is_of_script(placed.experiment))
     return "the one of the script's loader, divided by " + std::to_string(placed.world_size());
-  std::string text = std::to_string(placed.split.effective) + " = " + std::to_string(placed.world_size()) + " x " +
+  const int parts = placed.experiment.parts_of_batch(placed.world_size());
+  std::string text = std::to_string(placed.split.effective) + " = " + std::to_string(parts) + " x " +
                      std::to_string(placed.split.per_slot);
   if (const std::int64_t wanted = placed.experiment.global_batch_size; wanted != placed.split.effective) {
     text += ", of " + std::to_string(wanted) + " asked for";
   }
   return text;
+}
+
+// "4 ranks on 2 slots, 1 thread each; …": what virtual ranks cost.
+std::string virtual_ranks_text(const PlacedLaunch& placed) {
+  const int ranks = placed.experiment.virtual_ranks, slots = placed.world_size();
+  const rank::TreeCost cost = rank::tree_cost(ranks, slots);
+  return count_of(ranks, "virtual rank") + " on " + count_of(slots, "slot") + ", " +
+         count_of(placed.experiment.virtual_rank_threads, "thread") + " each; a slot computes up to " +
+         std::to_string(cost.most_ranks) + " one after the other, keeps up to " +
+         count_of(cost.most_kept, "partial sum") + " beside its gradients, and receives " +
+         std::to_string(cost.received) + " times their size in a batch";
 }
 
 std::string render_ranks(const PlacedLaunch& placed) {
@@ -89,7 +102,9 @@ std::string render_ranks(const PlacedLaunch& placed) {
     }
     char threads[32], batch[32] = "";
     std::snprintf(threads, sizeof threads, "  %7d", rank.threads);
-    if (has_batch) std::snprintf(batch, sizeof batch, "  %5lld", static_cast<long long>(placed.split.per_slot));
+    const std::int64_t parts =
+        rank::logical_ranks_of(rank.rank, placed.world_size(), placed.experiment.virtual_ranks).count();
+    if (has_batch) std::snprintf(batch, sizeof batch, "  %5lld", static_cast<long long>(parts * placed.split.per_slot));
     std::string cpus = ranges_text(rank.cpus);
     cpus.resize(width, ' ');
     text += head + std::string(gpu) + cpus + threads + batch + "\n";
@@ -206,13 +221,20 @@ LaunchPlan make_launch_plan(const CompleteRequest& request, const rank::Variable
   rank::check_model_files(experiment);
   rank::check_mock(request.mock, experiment.resources.slots_per_trial);
   plan.host = host::host_identity().name;
-  plan.split = config::split_batch(experiment.global_batch_size, experiment.resources.slots_per_trial);
+  plan.split = config::split_batch(experiment.global_batch_size,
+                                   experiment.parts_of_batch(experiment.resources.slots_per_trial));
   const auto warn = [&](const std::string& text) {
     if (!text.empty()) plan.warnings.push_back(text);
   };
   warn(plan.split.warning);
   if (request.mock.any()) warn(rank::mock_text(request.mock));
   static_cast<ChosenSlots&>(plan) = choose_slots(experiment, request.cluster, variables, request.machine);
+  if (experiment.virtual_ranks > 0 && (plan.on_gpus() || plan.first_slots.size() > 1)) {
+    throw ConfigError(experiment.file.string() + ": reproducibility.virtual_ranks is not supported yet " +
+                          (plan.on_gpus() ? "on GPUs" : "on several hosts"),
+                      plan.on_gpus() ? "use resources.slot_type: cpu, or leave the key out"
+                                     : "use resources.is_single_node: true, or leave the key out");
+  }
   plan.warnings.insert(plan.warnings.end(), plan.cluster.warnings.begin(), plan.cluster.warnings.end());
   const std::vector<rank::RankPlacement> ranks = ranks_on(plan, plan.first_slots);
   const auto is_here = [](const rank::RankPlacement& rank) { return !rank.cpus.empty(); };
@@ -264,6 +286,7 @@ LaunchPlan make_launch_plan(const CompleteRequest& request, const rank::Variable
   for (const auto& [name, value] : experiment.variables_of_ranks(plan.on_gpus())) of_a_rank[name] = value;
   plan.library_path = rank::find_libraries(plan.command.front(), of_a_rank);
   if (!request.continued) return plan;
+  rank::check_virtual_ranks_stay(*request.continued, experiment);
   rank::check_storage_stays(*request.continued, request.overrides, experiment);
   const Json next = to_json(place_launch(plan, plan.first_slots, variables));
   for (const std::string& text : rank::differences_from(*request.continued, next)) warn(text);
@@ -320,6 +343,7 @@ std::string render_plan(const PlacedLaunch& placed) {
     text += row("effective", std::to_string(k * placed.split.effective) + " = " + std::to_string(k) + " x " +
                                  std::to_string(placed.split.effective) + " in an optimizer step");
   }
+  if (experiment.virtual_ranks > 0) text += row("virtual", virtual_ranks_text(placed));
   text += row("cluster", placed.cluster.source);
   text +=
       row("slots", slots_text(placed) + (placed.on_gpus()             ? ", GPUs"

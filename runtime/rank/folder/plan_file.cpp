@@ -10,6 +10,7 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
+#include "dtrain/rank/logical_ranks.h"
 
 namespace dtrain::rank {
 
@@ -69,7 +70,9 @@ Json plan_json(const PlanFacts& facts) {
   Json per_rank = Json::array();
   Json ranks = Json::array();
   for (const RankPlacement& place : facts.placement) {
-    per_rank.push_back(facts.split.per_slot);
+    per_rank.push_back(
+        facts.split.per_slot *
+        logical_ranks_of(place.rank, static_cast<int>(facts.placement.size()), facts.experiment.virtual_ranks).count());
     Json rank = {{"rank", place.rank}, {"agent", agent_of(place)}, {"host", place.host}};
     if (place.slot >= 0) rank["slot"] = place.slot;
     rank["cpus"] = place.cpus;

@@ -111,7 +111,8 @@ std::optional<std::int64_t> batches_of(const config::Experiment& experiment, con
     const auto batch = number_at(plan, "/experiment/hyperparameters/global_batch_size"_json_pointer);
     if (per_epoch == 0 || batch != experiment.global_batch_size) return std::nullopt;
   }
-  const auto split = config::split_batch(experiment.global_batch_size, experiment.resources.slots_per_trial);
+  const auto split = config::split_batch(experiment.global_batch_size,
+                                         experiment.parts_of_batch(experiment.resources.slots_per_trial));
   return config::in_batches(length, split.effective, per_epoch);
 }
 
@@ -285,6 +286,23 @@ void check_goes_on(const ContinuedRun& run, const config::Experiment& experiment
                         std::to_string(2 * (is_batches ? done : std::max(length.count, before))));
 }
 
+void check_virtual_ranks_stay(const ContinuedRun& run, const config::Experiment& experiment) {
+  const auto before = [&](const char* key, int otherwise) {
+    const Json value = at(run.plan, Json::json_pointer(std::string("/experiment/reproducibility/") + key));
+    return value.is_number_integer() ? value.get<int>() : otherwise;
+  };
+  const int ranks = before("virtual_ranks", 0), threads = before("virtual_rank_threads", 1);
+  const auto refuse = [&](const char* key, int was, int is) {
+    throw ConfigError(
+        "the run " + run.folder.path.string() + " has reproducibility." + key + ": " + std::to_string(was) +
+            ", and cannot go on with " + std::to_string(is) + ", which gives other bits",
+        "leave the key as it is; to change it, launch a new run with initial_weights: " + run.folder.path.string());
+  };
+  if (ranks != experiment.virtual_ranks) refuse("virtual_ranks", ranks, experiment.virtual_ranks);
+  if (threads != experiment.virtual_rank_threads)
+    refuse("virtual_rank_threads", threads, experiment.virtual_rank_threads);
+}
+
 void check_storage_stays(const ContinuedRun& run, const std::vector<std::string>& overrides,
                          const config::Experiment& experiment) {
   const bool names_one = std::any_of(overrides.begin(), overrides.end(), [&](const std::string& setting) {
@@ -336,7 +354,10 @@ std::vector<std::string> differences_from(const ContinuedRun& run, const Json& p
     lines.push_back("the run was trained on " + was + " and is trained on " + is + " from here on: " + why +
                     ", so the result is not the same to the bit");
   };
-  add(ranks_text(run.plan), ranks_text(plan), "it has the same global batches, but sums are rounded differently");
+  const Json virtual_ranks = at(plan, "/experiment/reproducibility/virtual_ranks"_json_pointer);
+  const bool any_number = virtual_ranks.is_number() && virtual_ranks != 0;
+  if (!any_number)
+    add(ranks_text(run.plan), ranks_text(plan), "it has the same global batches, but sums are rounded differently");
   add(slots_text(run.plan), slots_text(plan), "their arithmetic differs");
   return lines;
 }

@@ -41,6 +41,8 @@ constexpr std::array kMayBegin{std::string_view("step/mode/"),
                                std::string_view("validation/next_best")};
 // State that checkpoints of earlier versions lack; the part that restores it handles its absence.
 constexpr std::string_view kMayLack = "data/position";
+constexpr const char* kVirtualRanks = "virtual_ranks";
+constexpr const char* kVirtualThreads = "virtual_rank_threads";
 constexpr std::size_t kMostProblems = 20;
 constexpr std::string_view kWindowWeight = "step/window/weight";
 
@@ -97,7 +99,7 @@ std::string absolute_text(const fs::path& path) {
 }
 
 void warn_of_other_ranks(rank::RankSession& session, const StateReader& reader) {
-  if (!reader.other_world_size()) return;
+  if (!reader.other_world_size() || reader.of_virtual_ranks()) return;
   session.log()->warn(
       "the checkpoint is of {} ranks, this run has {}: batches are the same, but sums have another "
       "order, so weights will differ in their last bits",
@@ -203,9 +205,17 @@ class StateReader::Restorer final : public StateVisitor {
 
   // Finds the tensor of this rank, or of all.
   std::optional<at::Tensor> find(const std::string& path) {
+    if (path.starts_with(state_path::kLogical)) {
+      for (int rank = 0; rank < reader_.world_size_before_; ++rank) {
+        if (auto found = reader_.read(checkpoints::rank_file(rank), path)) return found;
+      }
+      return std::nullopt;
+    }
     if (!reader_.other_world_size()) {
       if (reader_.one_state_ && differs_between_ranks(path)) return mean_of_ranks(path);
       if (auto found = reader_.read(checkpoints::rank_file(reader_.rank_), path)) return found;
+    } else if (reader_.of_virtual_ranks()) {
+      if (auto found = reader_.read(checkpoints::rank_file(0), path)) return found;
     } else if (path.starts_with(state_path::kBuffers) || path.starts_with(state_path::kTrial) ||
                path.starts_with(state_path::kCallbacks)) {
       return reader_.read(checkpoints::rank_file(0), path);
@@ -263,8 +273,16 @@ class StateReader::Restorer final : public StateVisitor {
   }
 
   const Json* find_value(const std::string& path) {
+    if (path.starts_with(state_path::kLogical)) {
+      for (int rank = 0; rank < reader_.world_size_before_; ++rank) {
+        const Json& values = reader_.own(rank).values;
+        if (const auto found = values.find(path); found != values.end()) return &*found;
+      }
+      lacks(path);
+      return nullptr;
+    }
     if (reader_.other_world_size() && path == state_path::kMetricSums) return summed_metrics(path);
-    if (reader_.other_world_size() && path.starts_with(kWindowWeight)) {
+    if (reader_.other_world_size() && !reader_.of_virtual_ranks() && path.starts_with(kWindowWeight)) {
       if (const Json* value = mean_weight(path)) return value;
     }
     const Json& values = reader_.own(reader_.other_world_size() ? 0 : reader_.rank_).values;
@@ -329,6 +347,7 @@ StateReader::StateReader(const std::filesystem::path& checkpoint, int rank, int 
   const Json manifest = read_json(folder_ / checkpoints::kManifestFile);
   about_ = manifest.at("about");
   world_size_before_ = about_.at("world_size").get<int>();
+  of_virtual_ranks_ = about_.value("run", Json::object()).contains(kVirtualRanks);
 }
 
 StateReader::~StateReader() = default;
@@ -437,12 +456,32 @@ Json facts_for_resume(rank::RankSession& session, const BatchSource& data, const
                   {"cpu_capability", at::get_cpu_capability()},
                   {"threads", at::get_num_threads()},
                   {"device", session.gpu() ? "cuda" : "cpu"}};
+    if (experiment.virtual_ranks > 0) {
+      facts[kVirtualRanks] = experiment.virtual_ranks;
+      facts[kVirtualThreads] = experiment.virtual_rank_threads;
+    }
     if (job && !job->eval_file.empty()) facts["eval_model"] = absolute_text(job->eval_file);
     // The path has been chosen when the process began.
     if (!session.gpu()) facts["matmul"] = profile::to_string(choose_matmul(experiment.optimizations.matmul).path);
     session.control().set(kKey, facts.dump());
   }
   return Json::parse(session.control().get(kKey));
+}
+
+void require_same_virtual_ranks(const StateReader& reader, const Json& facts, const fs::path& checkpoint) {
+  const Json before = reader.about().value("run", Json::object());
+  for (const char* const key : {kVirtualRanks, kVirtualThreads}) {
+    const int was = before.value(key, 0), is = facts.value(key, 0);
+    if (was == is) continue;
+    const auto text = [&](int number) { return number == 0 ? std::string("none") : std::to_string(number); };
+    throw rank::AgreedError("the checkpoint " + checkpoint.string() + " is of reproducibility." + key + ": " +
+                                text(was) + ", and this run has " + text(is) + ": it cannot go on with the same bits",
+                            was == 0 ? "leave the key out, or begin a new run with its weights alone: initial_weights, "
+                                       "without training_state"
+                                     : "set the key to " + text(was) +
+                                           ", or begin a new run with its weights alone: "
+                                           "initial_weights, without training_state");
+  }
 }
 
 void tell_of_resume(rank::RankSession& session, const StateReader& reader, const Json& facts, std::int64_t batch,

@@ -3,7 +3,8 @@
 //
 // A run with as many ranks as the checkpoint's gives every rank its own state again. With another number of ranks, a
 // rank's buffers are those of rank 0; the residuals of compression, and the own state of ranks that step by themselves,
-// are the mean over the checkpoint's ranks; sums of metrics go to rank 0. Weights are then equal up to rounding.
+// are the mean over the checkpoint's ranks; sums of metrics go to rank 0. Weights are then equal up to rounding. With
+// virtual ranks every logical rank gets its own state again, whichever rank has it now, and weights have the same bits.
 #pragma once
 
 #include <algorithm>
@@ -43,6 +44,9 @@ class StateReader {
   const std::vector<std::string>& missing() const { return missing_; }
   const Json& about() const { return about_; }  // manifest.json's "about"
   bool other_world_size() const { return world_size_before_ != world_size_; }
+  // True if the checkpoint is of virtual ranks: ranks share all state but that of logical ranks, of which each is in
+  // the file of the rank that had it.
+  bool of_virtual_ranks() const { return of_virtual_ranks_; }
 
  private:
   class Restorer;
@@ -56,6 +60,7 @@ class StateReader {
   const int rank_, world_size_;
   const bool one_state_;
   int world_size_before_ = 1;
+  bool of_virtual_ranks_ = false;
   at::Tensor read_to_;  // where the next tensor's bytes go if it has the same form; undefined: into a new one
   Json about_;
   std::map<std::string, std::unique_ptr<File>> files_;
@@ -82,6 +87,9 @@ class OpenCheckpoint {
 // trained: facts that may change the bits. All ranks get rank 0's, so that the savers of all hosts write the same.
 // `trial`: Trial::state_owner(). Collective.
 Json facts_for_resume(rank::RankSession& session, const BatchSource& data, const std::string& trial);
+
+// ConfigError if the checkpoint and this run (`facts`) have other numbers of virtual ranks, or of their threads.
+void require_same_virtual_ranks(const StateReader& reader, const Json& facts, const std::filesystem::path& checkpoint);
 
 // Rank 0: writes that training goes on, and warns of facts that may change the bits (`facts`: About::run of this run).
 void tell_of_resume(rank::RankSession& session, const StateReader& reader, const Json& facts, std::int64_t batch,

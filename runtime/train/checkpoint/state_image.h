@@ -63,6 +63,7 @@ inline constexpr std::string_view kBuffers = "step/model/buffers/";
 inline constexpr std::string_view kOptimizer = "step/optimizer/";
 inline constexpr std::string_view kMetricSums = "metrics/sums";
 inline constexpr std::string_view kTrial = "trial/";
+inline constexpr std::string_view kLogical = "logical/";  // of each logical rank, with virtual ranks
 inline constexpr std::string_view kCallbacks = "callbacks/";
 }  // namespace state_path
 

@@ -43,10 +43,13 @@ CheckpointSchedule::CheckpointSchedule(rank::RankSession& session, TrainingStep&
   facts_ = facts_for_resume(session, data, trial);
   taken_.emplace(session, step,
                  Checkpoints::Options{.names = {tied_names(model), left_out_of_weights(model)}, .run = facts_}, visit_);
-  in_memory_.emplace(session, step, taken_->hosts(), TensorNames{tied_names(model), left_out_of_weights(model)}, facts_,
-                     visit_);
+  // States in memory are read by as many ranks as have written them, and have not been tried with virtual ranks.
+  if (!session.logical().virtuals) {
+    in_memory_.emplace(session, step, taken_->hosts(), TensorNames{tied_names(model), left_out_of_weights(model)},
+                       facts_, visit_);
+  }
   step.before_update([this] {
-    in_memory_->begin_update();
+    if (in_memory_) in_memory_->begin_update();
     if (!is_due(position_.batches + 1) || step_.saver_busy()) return;
     finish_generation();
     taken_->prepare();
@@ -57,6 +60,7 @@ bool CheckpointSchedule::resume() {
   if (!taken_) throw ConfigError("a mock run cannot go on from a checkpoint", "leave one of both out");
   const OpenCheckpoint checkpoint(session_, session_.resume_from());
   StateReader reader(checkpoint.folder(), session_.world().rank, session_.world().size, step_.state_is_shared());
+  require_same_virtual_ranks(reader, facts_, session_.resume_from());
   reader.restore(visit_);
   restored();
   tell_of_resume(session_, reader, facts_, position_.batches, position_.epoch);
@@ -68,6 +72,7 @@ void CheckpointSchedule::begin_from(const std::filesystem::path& path,
                                     const std::function<void(bool same_trial)>& before) {
   const OpenCheckpoint checkpoint(session_, path);
   StateReader reader(checkpoint.folder(), session_.world().rank, session_.world().size, step_.state_is_shared());
+  require_same_virtual_ranks(reader, facts_, path);
   before(is_of_same_trial(reader, facts_));
   reader.restore(visit_);
   restored();

@@ -41,6 +41,9 @@ struct Operand {
 
 Operand operand(TrialContext& context, const char* function, const at::Tensor& tensor) {
   const std::string call = std::string("context.") + function + "()";
+  if (context.session().logical().virtuals) {
+    throw ConfigError(call + " is not supported yet with reproducibility.virtual_ranks", "leave one of both out");
+  }
   if (const std::string& why = context.around_the_loop().why_no_collective; !why.empty()) {
     throw Error(call + " cannot be called here because " + why,
                 "call it in train_batch() before context.backward() or right after context.step(), or in a callback");

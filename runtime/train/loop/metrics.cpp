@@ -10,6 +10,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/config/experiment.h"
+#include "exchange/gradient_tree.h"
 
 namespace dtrain::train {
 
@@ -163,15 +164,20 @@ void MetricReducer::Sums::add_device_sums(std::span<const double> values) {
   device_sums = at::Tensor();
 }
 
-void MetricReducer::agree_on_names(Sums& own) {
-  if (communicator_.world_size() == 1) return;
+void MetricReducer::agree_on_names(std::span<Sums> own) {
+  if (communicator_.world_size() == 1 && own.size() == 1) return;
   Json mine = Json::array();
-  for (const auto& [name, sum] : own.sums) mine.push_back(name);
-  const auto all = control_.gather(
-      "train/metrics/" + kind_ + "/" + std::to_string(agreements_++),
-      Json{{"names", mine}, {"samples", own.samples}, {"reductions", own.reductions}, {"logged", own.logged}}.dump());
+  for (const Sums& sums : own) {
+    Json names = Json::array();
+    for (const auto& [name, sum] : sums.sums) names.push_back(name);
+    mine.push_back(
+        {{"names", names}, {"samples", sums.samples}, {"reductions", sums.reductions}, {"logged", sums.logged}});
+  }
+  const auto all = control_.gather("train/metrics/" + kind_ + "/" + std::to_string(agreements_++), mine.dump());
   std::vector<Json> parts;
-  for (const std::string& text : all) parts.push_back(Json::parse(text));
+  for (const std::string& text : all) {
+    for (Json& part : Json::parse(text)) parts.push_back(std::move(part));
+  }
   std::set<std::string> names;
   std::set<std::string> logged;
   std::map<std::string, std::pair<Reduction, std::size_t>> reductions;  // with the first rank that has the name
@@ -200,39 +206,70 @@ void MetricReducer::agree_on_names(Sums& own) {
     }
   }
   for (const std::string& name : names) {
-    if (reductions.at(name).first != Reduction::kMean) own.reductions[name] = reductions.at(name).first;
-    value_of(own, name);
+    for (Sums& sums : own) {
+      if (reductions.at(name).first != Reduction::kMean) sums.reductions[name] = reductions.at(name).first;
+      value_of(sums, name);
+    }
   }
 }
 
-ReducedMetrics MetricReducer::reduce(Sums own) {
-  agree_on_names(own);
-  std::vector<double> values;
-  std::vector<double> greatest;  // smallest values have the other sign
-  for (const auto& [name, sum] : own.sums) {
-    const Reduction how = own.reduction_of(name);
-    values.push_back(is_extreme(how) ? 0 : sum);
-    if (is_extreme(how)) greatest.push_back(how == Reduction::kMin ? -sum : sum);
-  }
+namespace {
+
+// The sums and weights of each name, then the samples. Extreme values count in `greatest`; smallest values have the
+// other sign there.
+void add_row(MetricReducer::Sums& own, std::vector<double>& values) {
+  for (const auto& [name, sum] : own.sums) values.push_back(is_extreme(own.reduction_of(name)) ? 0 : sum);
   for (const auto& [name, sum] : own.sums) values.push_back(own.weights[name]);
   values.push_back(static_cast<double>(own.samples));  // exact up to 2^53
-  communicator_.all_reduce(values.data(), values.size(), comm::DataType::kFloat64).wait();
+}
+
+}  // namespace
+
+ReducedMetrics MetricReducer::means_of(const Sums& names, std::span<const double> sums) {
+  std::vector<double> greatest;  // smallest values have the other sign
+  for (const auto& [name, sum] : names.sums) {
+    const Reduction how = names.reduction_of(name);
+    if (is_extreme(how)) greatest.push_back(how == Reduction::kMin ? -sum : sum);
+  }
   if (!greatest.empty()) {
     communicator_.all_reduce(greatest.data(), greatest.size(), comm::DataType::kFloat64, {.op = comm::ReduceOp::kMax})
         .wait();
   }
   ReducedMetrics result;
-  result.samples = static_cast<std::int64_t>(values.back());
+  result.samples = static_cast<std::int64_t>(sums.back());
   std::size_t i = 0;
   std::size_t extreme = 0;
-  for (const auto& [name, sum] : own.sums) {
-    const Reduction how = own.reduction_of(name);
-    const double weight = values[own.sums.size() + i];
-    const double value = is_extreme(how) ? greatest[extreme++] : values[i];
+  for (const auto& [name, sum] : names.sums) {
+    const Reduction how = names.reduction_of(name);
+    const double weight = sums[names.sums.size() + i];
+    const double value = is_extreme(how) ? greatest[extreme++] : sums[i];
     ++i;
     result.means[name] = how == Reduction::kMean ? mean_of(value, weight) : how == Reduction::kMin ? -value : value;
   }
   return result;
+}
+
+ReducedMetrics MetricReducer::reduce(Sums own) {
+  agree_on_names({&own, 1});
+  std::vector<double> values;
+  add_row(own, values);
+  communicator_.all_reduce(values.data(), values.size(), comm::DataType::kFloat64).wait();
+  return means_of(own, values);
+}
+
+ReducedMetrics MetricReducer::reduce_in_tree(std::vector<Sums> own, const rank::LogicalRanks& ranks) {
+  agree_on_names(own);
+  std::vector<double> rows;
+  for (Sums& sums : own) add_row(sums, rows);
+  const std::vector<double> values = sum_in_tree(communicator_, ranks, rows, rows.size() / own.size());
+  Sums& extremes = own.front();
+  for (const Sums& sums : std::span(own).subspan(1)) {
+    for (const auto& [name, sum] : sums.sums) {
+      const Reduction how = sums.reduction_of(name);
+      if (is_extreme(how)) combine(how, extremes.sums.at(name), sum);
+    }
+  }
+  return means_of(extremes, values);
 }
 
 ReducedMetrics MetricReducer::local_means(const Sums& sums) {
@@ -260,15 +297,16 @@ TrainingMetrics::TrainingMetrics(rank::RankSession& session, TrainingStep& step,
       step_(step),
       position_(position),
       progress_(progress),
-      sums_("training", session.control(), session.communicator()) {}
+      sums_(static_cast<std::size_t>(session.logical().count()),
+            MetricReducer("training", session.control(), session.communicator())) {}
 
 void TrainingMetrics::keep(Metrics metrics, std::int64_t samples) {
   if (step_.parameters().memory().on_host()) {
     read_values(metrics);
-    unread_.emplace_back(std::move(metrics), samples);
+    unread_.push_back({session_.logical().index(), std::move(metrics), samples});
     return;
   }
-  sums_.add(metrics, samples);
+  sums_.front().add(metrics, samples);
   const auto loss = metrics.find("loss");
   if (session_.world().rank != 0 || loss == metrics.end()) return;
   if (!loss->second.is_on_device()) return progress_.add_loss(loss->second.value());
@@ -280,21 +318,23 @@ void TrainingMetrics::keep_logged(Metrics metrics, std::int64_t samples) {
   if (metrics.empty()) return;
   if (step_.parameters().memory().on_host()) {
     read_values(metrics);
-    unread_logs_.emplace_back(std::move(metrics), samples);
+    unread_logs_.push_back({session_.logical().index(), std::move(metrics), samples});
   } else {
-    sums_.add_logged(metrics, samples);
+    sums_.front().add_logged(metrics, samples);
   }
 }
 
 void TrainingMetrics::show_losses() {
-  for (; shown_ < unread_.size(); ++shown_) progress_.add_loss(unread_[shown_].first);
+  for (; shown_ < unread_.size(); ++shown_) {
+    if (unread_[shown_].index == 0) progress_.add_loss(unread_[shown_].metrics);
+  }
 }
 
 void TrainingMetrics::add_unread() {
   if (session_.world().rank == 0) show_losses();
   shown_ = 0;
-  for (const auto& [metrics, samples] : unread_) sums_.add(metrics, samples);
-  for (const auto& [metrics, samples] : unread_logs_) sums_.add_logged(metrics, samples);
+  for (const auto& [index, metrics, samples] : unread_) sums_[index].add(metrics, samples);
+  for (const auto& [index, metrics, samples] : unread_logs_) sums_[index].add_logged(metrics, samples);
   unread_.clear();
   unread_logs_.clear();
 }
@@ -304,12 +344,14 @@ void TrainingMetrics::begin() {
   step_.write_reports();
   const PhaseScope phase(session_.recorder(), Phase::kFromDevice);
   add_unread();
-  due_.push_back({position_.batches, position_.epoch, step_.optimizer().steps(), step_.optimizer().last_learning_rate(),
-                  sums_.take()});
+  due_.push_back(
+      {position_.batches, position_.epoch, step_.optimizer().steps(), step_.optimizer().last_learning_rate(), {}});
   Due& due = due_.back();
-  if (!due.sums.device_sums.defined()) return;
-  step_.in_flight().read(due.sums.device_sums,
-                         [&due](std::span<const double> values) { due.sums.add_device_sums(values); });
+  for (MetricReducer& sums : sums_) due.sums.push_back(sums.take());
+  MetricReducer::Sums& first = due.sums.front();
+  if (!first.device_sums.defined()) return;
+  step_.in_flight().read(first.device_sums,
+                         [&first](std::span<const double> values) { first.add_device_sums(values); });
 }
 
 void TrainingMetrics::finish() {
@@ -330,7 +372,10 @@ void TrainingMetrics::write_oldest() {
   Due due = std::move(due_.front());
   due_.pop_front();
   const bool together = session_.experiment().optimizations.average_training_metrics && !session_.mock().alone();
-  const ReducedMetrics reduced = together ? sums_.reduce(std::move(due.sums)) : MetricReducer::local_means(due.sums);
+  const rank::LogicalRanks& ranks = session_.logical();
+  const ReducedMetrics reduced = ranks.virtuals ? sums_.front().reduce_in_tree(std::move(due.sums), ranks)
+                                 : together     ? sums_.front().reduce(std::move(due.sums.front()))
+                                                : MetricReducer::local_means(due.sums.front());
   if (session_.world().rank != 0 || reduced.samples == 0) return;
   Json line = {{"kind", "training"},
                {"batch", due.batch},

@@ -58,6 +58,8 @@ class MetricReducer {
   // Returns the means over all ranks' sums, which include those of devices. Collective; ranks that had no batch take
   // part with empty sums. Throws Error that names a metric which only some of the ranks with samples return.
   ReducedMetrics reduce(Sums sums);
+  // The same with the sums of each logical rank of this rank, which are added in the order of the fixed tree.
+  ReducedMetrics reduce_in_tree(std::vector<Sums> sums, const rank::LogicalRanks& ranks);
   // Returns this rank's own means. Not collective.
   static ReducedMetrics local_means(const Sums& sums);
   // Reduces the values added since the last take(). Waits for the device. Collective.
@@ -67,7 +69,10 @@ class MetricReducer {
 
  private:
   void add_values(const Metrics& metrics, std::int64_t samples);
-  void agree_on_names(Sums& sums);
+  // Gives all `sums`, one of each logical rank, the names of all.
+  void agree_on_names(std::span<Sums> sums);
+  // Makes the means of the sums over all ranks: for each name of `names` its sum and its weight, then the samples.
+  ReducedMetrics means_of(const Sums& names, std::span<const double> sums);
 
   std::string kind_;
   comm::ControlPlane& control_;
@@ -103,13 +108,21 @@ class TrainingMetrics {
   // and adds the metrics that are not read yet to the sums. Collective.
   void prepare_visit();
   // Visits the sums that are not due yet.
-  void visit(StateVisitor& visitor) { sums_.visit(visitor); }
+  void visit(StateVisitor& visitor) { sums_.front().visit(visitor); }
+  // The same of the logical rank with this index on this rank.
+  void visit_logical_rank(std::size_t index, StateVisitor& visitor) { visitor.part("metrics", sums_[index]); }
 
  private:
   struct Due {
     std::int64_t batch = 0, epoch = 0, optimizer_steps = 0;
     double learning_rate = 0;
-    MetricReducer::Sums sums;
+    std::vector<MetricReducer::Sums> sums;  // of each logical rank of this rank
+  };
+  // The metrics of a batch, which are on the host and are read when they are due.
+  struct Unread {
+    std::size_t index = 0;  // of its logical rank
+    Metrics metrics;
+    std::int64_t samples = 0;
   };
   void add_unread();
   void write_oldest();
@@ -118,10 +131,10 @@ class TrainingMetrics {
   TrainingStep& step_;
   const Position& position_;
   ProgressMeter& progress_;
-  MetricReducer sums_;
-  std::vector<std::pair<Metrics, std::int64_t>> unread_;  // on the host, with their samples; read when due
-  std::size_t shown_ = 0;                                 // count of unread_ whose losses are in the progress
-  std::vector<std::pair<Metrics, std::int64_t>> unread_logs_;
+  std::vector<MetricReducer> sums_;  // of each logical rank of this rank
+  std::vector<Unread> unread_;
+  std::size_t shown_ = 0;  // count of unread_ whose losses are in the progress
+  std::vector<Unread> unread_logs_;
   std::deque<Due> due_;  // oldest first
 };
 

@@ -38,7 +38,7 @@ void write_to_plan(rank::RankSession& session, const Lengths& lengths) {
 Lengths find_lengths(rank::RankSession& session, const BatchSource& data) {
   const config::Experiment& experiment = session.experiment();
   Lengths lengths;
-  lengths.global_batch = session.batch_per_rank() * session.world().size;
+  lengths.global_batch = session.batch_per_rank() * session.logical().size;
   const Json mine = {{"batches", data.batches_per_epoch().value_or(-1)}};
   for (const std::string& text : session.control().gather("train/epoch-length", mine.dump())) {
     const std::int64_t theirs = Json::parse(text)["batches"].get<std::int64_t>();

@@ -36,7 +36,7 @@ inline std::uint64_t random_seed(std::uint64_t seed, int rank, std::int64_t numb
 
 // Seeds libtorch's default generators of the CPU and of the GPUs. All threads share them. Training thread.
 inline void seed_draws(const rank::RankSession& session, Draws draws, std::int64_t number) {
-  at::manual_seed(random_seed(session.experiment().experiment_seed, session.world().rank, number, draws));
+  at::manual_seed(random_seed(session.experiment().experiment_seed, session.logical().current, number, draws));
 }
 
 // The same with seeds that are equal on all ranks.

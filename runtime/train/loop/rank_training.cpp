@@ -19,6 +19,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/rank_threads.h"
 #include "dtrain/rank/environment.h"
+#include "loop/logical_batches.h"
 #include "model/model_report.h"
 #include "model/tensor_memory.h"
 #include "model/weights.h"
@@ -40,7 +41,9 @@ void keep_freed_memory() {
   mallopt(M_TOP_PAD, 16 << 20);
 }
 
-void set_threads(const comm::World& world) {
+void set_threads(const rank::RankSession& session) {
+  const comm::World& world = session.world();
+  if (session.logical().virtuals) return at::set_num_threads(session.experiment().virtual_rank_threads);
   const auto threads =
       host::threads_to_set(at::get_num_threads(), rank::process_variables(), host::process_cores(), world.local_size);
   if (threads) at::set_num_threads(*threads);
@@ -149,9 +152,13 @@ StepOptions step_options(const rank::RankSession& session, const TrialContext::W
   options.memory_format = wanted.memory_format;
   if (wrapped.keeps_memory_format && options.memory_format == config::MemoryFormat::kAuto)
     options.memory_format = config::MemoryFormat::kContiguous;
+  options.ranks = session.logical();
+  // The order in memory may decide about the last bits, and what is faster depends on the number of ranks.
+  if (options.ranks.virtuals && options.memory_format == config::MemoryFormat::kAuto)
+    options.memory_format = config::MemoryFormat::kContiguous;
   options.alone = session.mock().alone();
   // Gaps between gradients matter only where the exchange of gradients overlaps computation.
-  const bool overlaps = !wanted.local_sgd && !options.alone;
+  const bool overlaps = !wanted.local_sgd && !options.alone && !options.ranks.virtuals;
   options.fusion.threshold_bytes = wanted.tensor_fusion_threshold_bytes;
   options.fusion.cycle_ms = overlaps ? config::fusion_cycle_ms(wanted, /*on_gpus=*/session.gpu().has_value()) : 0;
   options.fusion.auto_tune = wanted.auto_tune_tensor_fusion && !options.alone;
@@ -263,7 +270,7 @@ std::unique_ptr<rank::RankSession> start_session(int argc, char** argv, bool for
 void use_fast_operators(rank::RankSession& session) {
   keep_freed_memory();
   choose_rank_matmul(session);
-  set_threads(session.world());
+  set_threads(session);
   if (session.experiment().optimizations.operators == config::Operators::kAuto) use_own_operators();
 }
 
@@ -287,7 +294,7 @@ void RankTraining::open_device() {
                       "in a program call dtrain::checkpoint() around a part of the model (docs/api.md)");
   }
   choose_rank_matmul(*session_);
-  set_threads(session_->world());
+  set_threads(*session_);
   const c10::Device device = open_rank_device(*session_);  // before any call of libtorch that asks for CUDA
   if (experiment.optimizations.operators == config::Operators::kAuto) use_own_operators();
   use_own_stream(device, stream_);
@@ -301,6 +308,7 @@ void RankTraining::prepare(std::unique_ptr<Trial> trial) {
   const config::Experiment& experiment = session.experiment();
   const auto& model = context_->wrapped().model;
   const bool begins_anew = session.resume_from().empty();
+  if (session.logical().virtuals) refuse_beside_virtual_ranks(session, *context_);
   std::filesystem::path begins_with;  // the checkpoint whose training state is wanted
   if (model && !experiment.initial_weights.file.empty() && begins_anew && session.world().rank == 0) {
     // The training step broadcasts the weights to the other ranks.

@@ -37,6 +37,11 @@ TrainingLoop::Outcome TrainingLoop::evaluate() {
     throw rank::AgreedError("there is no validation data to evaluate the model with",
                             "return a loader from validation_loader() (model: data.validation)");
   }
+  if (session_.logical().virtuals && !session_.predictions().empty()) {
+    throw rank::AgreedError("dtrain predict does not support reproducibility.virtual_ranks",
+                            "add --set reproducibility.virtual_ranks=0, and give the weights as a file: "
+                            "checkpoints/final/model.safetensors");
+  }
   if (!begins_with_.empty()) {
     checkpoints_.begin_from(begins_with_, [this](bool same_trial) { other_run_has_same_trial_ = same_trial; });
   }
@@ -140,18 +145,19 @@ void TrainingLoop::visit(StateVisitor& visitor) {
   const bool is_own = !other_run_has_same_trial_;
   if (visitor.replaces() && is_own) session_.cut_metrics(metrics_bytes, position_.batches);
   if (is_own) {
-    visitor.part("metrics", metrics_);
+    if (!session_.logical().virtuals) visitor.part("metrics", metrics_);
     visitor.part("validation", validation_);
     visitor.part("early_stop", early_stop_);
   }
   visitor.part("plateau", plateau_);
   if (other_run_has_same_trial_.value_or(true)) {
-    TrialStateEntries trial([this] { return trial_.save_state(); },
+    TrialStateEntries trial([this] { return trial_state(); },
                             [this](const TrialState& state) { trial_.load_state(state); });
     visitor.part("trial", trial);
     visitor.part("callbacks", callbacks_);
   }
   visitor.part("step", step_);
+  if (session_.logical().virtuals) visit_logical_ranks(visitor);
 }
 
 }  // namespace dtrain::train

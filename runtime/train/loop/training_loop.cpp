@@ -6,6 +6,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/pulse.h"
 #include "dtrain/config/experiment.h"
+#include "loop/logical_batches.h"
 #include "model/precision.h"
 
 namespace dtrain::train {
@@ -19,6 +20,7 @@ Loader training_loader(Trial& trial, const rank::RankSession& session, const Pos
   seed_draws_alike(session, Draws::kData, 0);  // a split is the same on all ranks
   Loader loader = trial.training_loader();
   if (!loader) throw ConfigError("training_loader() returned nothing", "return context.loader(data set)");
+  require_logical_batches(session, loader, "training_loader");
   loader->seed_with([&session, &position](std::int64_t batch) {  // number within the epoch
     seed_draws(session, Draws::kData, position.batches - position.epoch_batches + batch + 1);
   });
@@ -53,17 +55,6 @@ std::vector<BufferVersion> versions_of_buffers(const torch::nn::Module& model) {
   }
   return versions;
 }
-
-// Allows context.log() during its lifetime.
-class LogScope {
- public:
-  explicit LogScope(TrialContext& context) : logged_(context.around_the_loop().logged) { logged_.emplace(); }
-  ~LogScope() { logged_.reset(); }
-  LogScope& operator=(LogScope&&) = delete;
-
- private:
-  std::optional<Metrics>& logged_;
-};
 
 }  // namespace
 
@@ -132,6 +123,7 @@ void TrainingLoop::seed(Draws draws) {
 }
 
 TrainingLoop::Outcome TrainingLoop::run_round() {
+  if (session_.logical().virtuals) return run_virtual_round();
   profile::Recorder& recorder = session_.recorder();
   const std::int64_t number = position_.batches + 1;
   begin_record();
@@ -285,7 +277,7 @@ void TrainingLoop::train_batch(Batch& batch) {
 double TrainingLoop::share_of(const Batch& batch) const {
   // With local steps a rank steps with the mean over its own samples.
   if (batch.global_samples == 0 || session_.experiment().optimizations.local_sgd) return 1;
-  return static_cast<double>(batch.samples * session_.world().size) / static_cast<double>(batch.global_samples);
+  return static_cast<double>(batch.samples * session_.logical().size) / static_cast<double>(batch.global_samples);
 }
 
 Metrics TrainingLoop::call_trial(const Batch& batch) {

@@ -26,6 +26,17 @@
 
 namespace dtrain::train {
 
+// Allows context.log() during its lifetime.
+class LogScope {
+ public:
+  explicit LogScope(TrialContext& context) : logged_(context.around_the_loop().logged) { logged_.emplace(); }
+  ~LogScope() { logged_.reset(); }
+  LogScope& operator=(LogScope&&) = delete;
+
+ private:
+  std::optional<Metrics>& logged_;
+};
+
 class TrainingLoop {
  public:
   // `save` is called once on every rank when training is over, before the last validation, so that an error there does
@@ -75,6 +86,8 @@ class TrainingLoop {
   struct OwnBatch;
   // Visits the position of the training and the state of its step. Between two batches. Collective.
   void visit(StateVisitor& visitor);
+  // Returns the trial's own state. ConfigError if there is one with virtual ranks.
+  TrialState trial_state();
   void resume();
   // Starts the training data at the checkpoint's place in its epoch. Collective.
   void start_data();
@@ -92,6 +105,12 @@ class TrainingLoop {
   // Does the periodic work after a batch: metrics, validation, a checkpoint.
   void do_what_is_due(bool stepped);
   Outcome end_of_epoch(const Round& round);
+  // As run_round(), with virtual ranks: trains the batches of this rank's logical ranks, one after the other.
+  Outcome run_virtual_round();
+  // Trains the batch of the current logical rank, if it has one. Returns its samples.
+  std::int64_t train_logical_rank(std::optional<Batch>& batch);
+  // Visits the state that each logical rank has of its own.
+  void visit_logical_ranks(StateVisitor& visitor);
   // Ends an epoch that ends with the last batch of the training.
   void end_last_epoch();
   // Takes a step with the batch that is on the device, or without one. Returns true if the optimizer has stepped.

@@ -17,6 +17,7 @@
 #include "dtrain/profile/event_file.h"
 #include "dtrain/rank/rank_session.h"
 #include "dtrain/train/trial.h"
+#include "loop/logical_batches.h"
 #include "loop/unread_keys.h"
 #include "model/gradient_checkpointing.h"
 #include "model/model_tensors.h"
@@ -36,10 +37,10 @@ TrialContext::TrialContext(rank::RankSession& session, at::Device device)
     : session_(session), device_(device), data_(session.experiment().data) {}
 
 int TrialContext::rank() const {
-  return session_.world().rank;
+  return session_.logical().current;
 }
 int TrialContext::world_size() const {
-  return session_.world().size;
+  return session_.logical().size;
 }
 std::int64_t TrialContext::batch_size() const {
   return session_.batch_per_rank();
@@ -309,6 +310,11 @@ profile::Picture picture_of(const at::Tensor& image) {
 
 Loader TrialContext::loader(std::shared_ptr<const data::Dataset> dataset, const LoaderSettings& settings) {
   data::LoaderOptions options;
+  const rank::LogicalRanks& ranks = session_.logical();
+  if (ranks.virtuals && settings.skip_damaged) {
+    throw ConfigError("LoaderSettings::skip_damaged is not supported yet with reproducibility.virtual_ranks",
+                      "leave one of both out");
+  }
   options.batch_size = batch_size();
   options.rank = rank();
   options.world_size = world_size();
@@ -317,7 +323,7 @@ Loader TrialContext::loader(std::shared_ptr<const data::Dataset> dataset, const 
   options.seed = session_.experiment().experiment_seed;
   options.workers = settings.workers;
   options.prefetch = settings.prefetch;
-  options.free_cores = free_cores(device_, session_.world().local_size);
+  options.free_cores = free_cores(device_, session_.world().local_size) / ranks.count();
   options.skip_damaged = settings.skip_damaged;
   options.max_skipped = settings.max_skipped;
   options.shuffle_window = settings.shuffle_window;
@@ -325,7 +331,12 @@ Loader TrialContext::loader(std::shared_ptr<const data::Dataset> dataset, const 
   options.timeout = session_.experiment().communication_timeout * 9 / 10;
   options.ranks_of_host = session_.world().local_size;
   if (!device_.is_cpu() && settings.pin) options.allocate = train::pinned_allocator();
-  return make_loader(std::move(dataset), options);
+  if (!ranks.virtuals) return make_loader(std::move(dataset), options);
+  std::vector<Loader> of_ranks;
+  for (options.rank = ranks.begin; options.rank < ranks.end; ++options.rank) {
+    of_ranks.push_back(make_loader(dataset, options));
+  }
+  return std::make_shared<train::LogicalBatches>(session_, std::move(of_ranks));
 }
 
 data::HostShare TrialContext::host_share() {

@@ -10,6 +10,7 @@
 #include "dtrain/base/pulse.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
+#include "loop/logical_batches.h"
 #include "loop/prediction_file.h"
 #include "loop/random_seed.h"
 #include "model/precision.h"
@@ -129,7 +130,9 @@ Validation::Validation(Trial& trial, TrialContext& context, rank::RankSession& s
       feed_(context.device()),
       stopping_metric_(std::move(stopping_metric)),
       in_flight_(context.device(), session.device_communicator(), session.recorder()),
-      metrics_("validation", session.control(), session.communicator()) {
+      metrics_(static_cast<std::size_t>(session.logical().count()),
+               MetricReducer("validation", session.control(), session.communicator())) {
+  require_logical_batches(session, loader_, "validation_loader");
   const std::string& metric = session.experiment().searcher.metric;
   if (!loader_ && !metric.empty() && session.world().rank == 0) {
     session.log()->warn("searcher.metric is '{}', but there is no validation data: it has no effect", metric);
@@ -153,12 +156,13 @@ std::optional<Validation::Result> Validation::run(std::int64_t batch, std::int64
   last_batch_ = batch;
   each_batch(batch, [&](const Batch& part) {
     Metrics logged;
-    metrics_.add(evaluate(part, logged), part.samples);
+    MetricReducer& metrics = metrics_[session_.logical().index()];
+    metrics.add(evaluate(part, logged), part.samples);
     SkippedSamples::add_metric(*loader_, part, logged);
-    metrics_.add_logged(logged, part.samples);
+    metrics.add_logged(logged, part.samples);
   });
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kValidation);
-  ReducedMetrics reduced = metrics_.reduce();
+  ReducedMetrics reduced = reduce();
   add_metrics_of_all(reduced, batch);
   const Result result = judge(reduced);
   if (session_.world().rank == 0) report(reduced, result, batch, epoch);
@@ -175,19 +179,40 @@ void Validation::each_batch(std::int64_t batch, const std::function<void(const B
     const auto averaged = averages.empty() ? nullptr : step_.values_in_model(averages, /*as_computed=*/true);
     const EvaluationMode evaluation(model);
     const at::NoGradGuard no_grad;
-    // Seeds anew, because a run that goes on from a checkpoint does not have the stream that the last batch left.
-    seed_draws(session_, Draws::kValidation, batch);
-    loader_->start_epoch(0);
-    while (auto part = loader_->next()) {
-      Pulse::own().move();
-      skipped_.see(*part);
-      feed_.move(*part);
-      visit(*part);
-      in_flight_.end_batch();
+    const rank::LogicalRanks ranks = session_.logical();
+    LogicalBuffers* const buffers = step_.logical_buffers();
+    if (buffers) buffers->store_for_all();
+    for (int logical = ranks.begin; logical < ranks.end; ++logical) {
+      session_.act_as(logical);
+      if (buffers) buffers->load(session_.logical().index());
+      // Seeds anew, because a run that goes on from a checkpoint does not have the stream that the last batch left.
+      seed_draws(session_, Draws::kValidation, batch);
+      if (logical == ranks.begin) loader_->start_epoch(0);
+      visit_part(visit);
+      if (buffers) buffers->store(session_.logical().index());
     }
+    session_.act_as(ranks.begin);
+    if (buffers) buffers->load(0);
     in_flight_.finish_all();
   }
   feed_.let_go();
+}
+
+void Validation::visit_part(const std::function<void(const Batch&)>& visit) {
+  while (auto part = loader_->next()) {
+    Pulse::own().move();
+    skipped_.see(*part);
+    feed_.move(*part);
+    visit(*part);
+    in_flight_.end_batch();
+  }
+}
+
+ReducedMetrics Validation::reduce() {
+  if (!session_.logical().virtuals) return metrics_.front().reduce();
+  std::vector<MetricReducer::Sums> sums;
+  for (MetricReducer& metrics : metrics_) sums.push_back(metrics.take());
+  return metrics_.front().reduce_in_tree(std::move(sums), session_.logical());
 }
 
 void Validation::predict(const std::filesystem::path& path, std::int64_t batch, std::int64_t epoch) {

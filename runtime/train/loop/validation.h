@@ -70,6 +70,10 @@ class Validation {
   at::Tensor predicted(const Batch& batch);
   // Evaluates without gradients, in the types of training. `logged` gets the metrics that the trial has logged.
   Metrics evaluate(const Batch& batch, Metrics& logged);
+  // Calls `visit` for what the loader has of the current logical rank.
+  void visit_part(const std::function<void(const Batch&)>& visit);
+  // Reduces the metrics over all ranks. Collective.
+  ReducedMetrics reduce();
   // Adds the metrics of context.add_metric(). Collective.
   void add_metrics_of_all(ReducedMetrics& reduced, std::int64_t batch);
   void require_metrics(const std::vector<std::string>& names) const;
@@ -87,8 +91,8 @@ class Validation {
   SkippedSamples skipped_;
   DeviceFeed feed_;
   const std::string stopping_metric_;
-  StepsInFlight in_flight_;  // bounds the host's lead, and memory for its batches, here too
-  MetricReducer metrics_;
+  StepsInFlight in_flight_;             // bounds the host's lead, and memory for its batches, here too
+  std::vector<MetricReducer> metrics_;  // of each logical rank of this rank
   std::int64_t last_batch_ = -1;
   std::optional<double> best_;     // value of searcher.metric
   std::vector<double> next_best_;  // the next best values whose checkpoints are kept, the best first

@@ -144,6 +144,10 @@ class StepMode {
 
   // Called around each round. The window has counted the round.
   virtual void begin_batch() = 0;
+  // With virtual ranks, called around the batch of each logical rank of this rank, in their order, between
+  // begin_batch() and end_batch().
+  virtual void begin_logical_rank() {}
+  virtual void end_logical_rank(int /*logical_rank*/) {}
   // With several models, called before each backward, when it is known which models the next step updates.
   virtual void choose_models() {}
   // With several models, within a batch of a one-batch window: takes an optimizer step of the models that wait for one.

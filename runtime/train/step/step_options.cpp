@@ -8,6 +8,7 @@ namespace dtrain::train {
 
 Mode mode_of(const StepOptions& options) {
   if (options.alone) return Mode::kAlone;
+  if (options.ranks.virtuals) return Mode::kVirtual;
   return options.local_sgd ? Mode::kLocal : Mode::kExchange;
 }
 

@@ -5,6 +5,7 @@
 
 #include "dtrain/comm/control.h"
 #include "dtrain/config/optimizations.h"
+#include "dtrain/rank/logical_ranks.h"
 #include "dtrain/train/loss_scaling.h"
 #include "exchange/fusion.h"
 #include "exchange/strategy_picker.h"
@@ -26,11 +27,12 @@ struct StepOptions {
   config::Precision precision = config::Precision::kFloat32;
   LossScaling loss_scaling;  // used with float16
   config::MemoryFormat memory_format = config::MemoryFormat::kContiguous;
+  rank::LogicalRanks ranks;
   // Once all ranks have the same model, this rank trains by itself (`--mock comm`), and nothing is collective.
   bool alone = false;
 };
 
-enum class Mode { kExchange, kLocal, kAlone };
+enum class Mode { kExchange, kLocal, kAlone, kVirtual };
 Mode mode_of(const StepOptions& options);
 
 // Throws ConfigError for options that do not go together. `on_device`: the parameters lie on GPUs.

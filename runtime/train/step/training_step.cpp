@@ -15,6 +15,7 @@
 #include "step/checks.h"
 #include "step/exchange_mode.h"
 #include "step/local_mode.h"
+#include "step/virtual_mode.h"
 
 namespace dtrain::train {
 namespace {
@@ -120,6 +121,7 @@ std::uint64_t digest_of_rates(const FlatOptimizer& optimizer) {
 std::unique_ptr<StepMode> make_mode(const StepParts& parts, const ExchangeParts& more, const StepOptions& options) {
   const Mode mode = mode_of(options);
   if (mode == Mode::kAlone) return make_alone_mode(parts, options.strategy.sharded == config::ShardedOptimizer::kOn);
+  if (mode == Mode::kVirtual) return make_virtual_mode(parts, more, options.ranks);
   if (mode == Mode::kLocal) return make_local_mode(parts, *options.local_sgd, options.strategy.seed);
   return make_exchange_mode(parts, more, options.strategy);
 }
@@ -160,7 +162,9 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
                       options)),
       hooks_(parameters_, exchange_),
       may_keep_narrow_gradients_(may_keep_narrow_gradients(options, run_.world) && parameters_.memory().on_host() &&
-                                 !models_.several()) {
+                                 !models_.several()),
+      ranks_(options.ranks) {
+  if (ranks_.virtuals) buffers_.emplace(*model_, ranks_);
   if (parameter_types(options).shadow) narrow_use_.emplace(parameters_);
   mode_->vote().explain_with([this](Difference difference) { explain(difference); });
 }
@@ -225,6 +229,19 @@ void TrainingStep::begin_batch() {
   models_.begin_batch();
   window_.begin_round();
   mode_->begin_batch();
+}
+
+void TrainingStep::begin_logical_rank(int logical_rank) {
+  batch_weight_.reset();
+  batch_has_loss_ = false;
+  buffers_->load(static_cast<std::size_t>(logical_rank - ranks_.begin));
+  mode_->begin_logical_rank();
+}
+
+void TrainingStep::end_logical_rank(int logical_rank) {
+  mode_->end_logical_rank(logical_rank);
+  buffers_->store(static_cast<std::size_t>(logical_rank - ranks_.begin));
+  if (logical_rank + 1 == ranks_.end) buffers_->load(0);
 }
 
 void TrainingStep::backward(const at::Tensor& loss, const BackwardOptions& options) {

@@ -14,6 +14,7 @@
 #include "exchange/gradient_exchange.h"
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
+#include "model/logical_buffers.h"
 #include "model/precision.h"
 #include "run_services.h"
 #include "state_visitor.h"
@@ -49,6 +50,13 @@ class TrainingStep : private CapturableStep {
   // follows before backward(), or leave_forward() follows if the program does not train the batch.
   void begin_forward();
   void leave_forward();
+  // With virtual ranks, called around the batch of each logical rank of this rank (or instead of it, if it has none),
+  // in their order, between begin_batch() and end_batch(). The model has the logical rank's buffers in between, and
+  // otherwise those of this rank's first one.
+  void begin_logical_rank(int logical_rank);
+  void end_logical_rank(int logical_rank);
+  // The buffers of the logical ranks; null: each rank is one logical rank.
+  LogicalBuffers* logical_buffers() { return buffers_ ? &*buffers_ : nullptr; }
   void backward(const at::Tensor& loss, const BackwardOptions& options = {});
   // Called within train_batch(), after backward(): as TrialContext::step(). Collective.
   void step_models();
@@ -166,7 +174,9 @@ class TrainingStep : private CapturableStep {
   std::unique_ptr<StepMode> mode_;
   GradientHooks hooks_;
   const bool may_keep_narrow_gradients_;
-  std::int64_t place_ = -1;  // place of the batch that was announced last
+  const rank::LogicalRanks ranks_;
+  std::optional<LogicalBuffers> buffers_;  // set with virtual ranks
+  std::int64_t place_ = -1;                // place of the batch that was announced last
   bool in_forward_ = false;
   bool in_batch_ = false;
   bool batch_has_loss_ = false;         // backward() has been called for the batch that has begun

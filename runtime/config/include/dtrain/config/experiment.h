@@ -133,6 +133,8 @@ enum class AsIs { kOff, kExchange, kRecord };
 inline constexpr std::array kAsIs{Word<AsIs>{"off", AsIs::kOff}, Word<AsIs>{"exchange", AsIs::kExchange},
                                   Word<AsIs>{"record", AsIs::kRecord}};
 
+inline constexpr int kMostVirtualRanks = 1024;
+
 struct Experiment {
   std::filesystem::path file;  // as it was given; relative paths inside are relative to its folder
   std::string text;            // the file as it was given, overrides not applied
@@ -167,7 +169,9 @@ struct Experiment {
   std::optional<comm::Backend> communication_backend;  // empty: auto
   comm::Security communication_security = comm::Security::kProof;
   std::uint64_t experiment_seed = 0;
-  Json data = Json::object();  // for the trial
+  int virtual_ranks = 0;         // logical ranks that divide each batch, whatever the number of slots; 0: the slots do
+  int virtual_rank_threads = 1;  // threads that compute for a logical rank
+  Json data = Json::object();    // for the trial
   InitialWeights initial_weights;
   std::vector<std::pair<std::string, std::string>> environment_variables;
   std::vector<std::pair<std::string, std::string>> cpu_variables;   // only for ranks on CPUs
@@ -176,6 +180,8 @@ struct Experiment {
   std::vector<Tracker> tracking;  // shown there beside the ranks
   bool share_with_group = false;  // false: nobody but the owner may read the values of these variables
 
+  // Returns the number of ranks that divide each batch.
+  int parts_of_batch(int slots) const { return virtual_ranks > 0 ? virtual_ranks : slots; }
   // Returns the mode of the files of a run that hold these values.
   mode_t private_mode() const { return share_with_group ? 0640 : 0600; }
   // Returns all variables for ranks on GPUs, or for ranks on CPUs.
@@ -193,6 +199,10 @@ std::vector<Refusal> refusals_on_gpus(const Experiment& experiment);
 
 // Returns the keys that ask for something that CPUs do not support.
 std::vector<Refusal> refusals_on_cpus(const Experiment& experiment);
+// Returns the keys that ask for something that virtual ranks do not support yet.
+std::vector<Refusal> refusals_with_virtual_ranks(const Experiment& experiment);
+// Refuses these keys, and numbers that do not fit the number of virtual ranks.
+void check_virtual_ranks(Section& root, const Experiment& experiment);
 // Why communication.security: tls is refused for connections that dtrain does not make itself.
 std::string not_with_tls(const std::string& whose);
 inline constexpr const char* kNotForCpus =
@@ -215,6 +225,7 @@ Json what_cpus_support();
 Json early_stopping_needs();
 Json plateau_needs();
 Json whole_parameters_need();
+Json what_virtual_ranks_support();
 Json what_tls_supports();
 Json what_acts_on_scripts();
 
@@ -327,6 +338,18 @@ inline void declare_keys(Keys& keys, Experiment& e) {
   keys.mapping({"reproducibility", "What makes two runs give the same result."}, [&](Keys& reproducibility) {
     reproducibility.integer({"experiment_seed", "The random seed: runs with the same seed give the same bits."},
                             e.experiment_seed, {0, std::numeric_limits<std::int64_t>::max()});
+    reproducibility.integer(
+        {"virtual_ranks",
+         "The number of logical ranks among which each batch is divided, whatever the number of slots; each slot "
+         "computes the parts of some of them, one after the other. So any number of slots up to this one gives the "
+         "same bits. 0: each slot is a rank.",
+         "[More](reproducibility.md)."},
+        e.virtual_ranks, {0, kMostVirtualRanks});
+    reproducibility.integer({"virtual_rank_threads",
+                             "The threads that compute for a logical rank, on every machine: their number decides "
+                             "about the last bits.",
+                             "[More](reproducibility.md#threads)."},
+                            e.virtual_rank_threads, {1, 1024});
   });
   keys.form(kData, data_form(e));
   keys.form({.name = "initial_weights",
@@ -376,6 +399,7 @@ inline void declare_keys(Keys& keys, Experiment& e) {
   keys.schema_rule(whole_parameters_need);
   keys.schema_rule(what_tls_supports);
   keys.schema_rule(what_acts_on_scripts);
+  keys.schema_rule(what_virtual_ranks_support);
 }
 
 // `overrides` are the "a.b=c" of --set, in order. `contents`: a file that is read instead of `file`; `file` still

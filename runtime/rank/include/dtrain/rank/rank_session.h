@@ -18,6 +18,7 @@
 #include "dtrain/comm/host_share.h"
 #include "dtrain/comm/nccl.h"
 #include "dtrain/profile/recorder.h"
+#include "dtrain/rank/logical_ranks.h"
 #include "dtrain/rank/mock.h"
 
 namespace dtrain::rank {
@@ -122,7 +123,11 @@ class RankSession {
   const Clock& clock() const;
   const Logger& log() const;
   const std::filesystem::path& run_dir() const;
-  std::int64_t batch_per_rank() const;  // in samples
+  // The logical ranks whose batches this rank computes. Without virtual ranks it is one, with the rank's own number.
+  const LogicalRanks& logical() const;
+  // Makes this logical rank the one for which the trial computes from here on. Training thread.
+  void act_as(int logical_rank);
+  std::int64_t batch_per_rank() const;  // in samples; with virtual ranks of a logical rank
   // For a script without an experiment file, whose loader has the batches: replaces hyperparameters.global_batch_size.
   // ConfigError as split_batch(). The same on every rank, before training is set up.
   void use_global_batch_size(std::int64_t samples);

@@ -73,6 +73,9 @@ Json plan_before(const ContinuedRun& run);
 // `experiment` is not longer.
 void check_goes_on(const ContinuedRun& run, const config::Experiment& experiment, const ResumePoint& point);
 
+// ConfigError if the run has another number of virtual ranks, or of their threads, than `experiment`.
+void check_virtual_ranks_stay(const ContinuedRun& run, const config::Experiment& experiment);
+
 // ConfigError if one of `overrides`, without those that the run has already, names another folder in
 // checkpoint_storage than the one that the run's checkpoints stay in.
 void check_storage_stays(const ContinuedRun& run, const std::vector<std::string>& overrides,

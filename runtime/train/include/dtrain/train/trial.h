@@ -88,6 +88,7 @@ class TrialContext {
   explicit TrialContext(rank::RankSession& session, at::Device device = at::kCPU);
   TrialContext& operator=(TrialContext&&) = delete;
 
+  // With reproducibility.virtual_ranks they are those of the logical rank for which the trial computes now.
   int rank() const;
   int world_size() const;
   std::int64_t batch_size() const;  // of this rank: global_batch_size / slots_per_trial

@@ -1,0 +1,98 @@
+// What reproducibility.virtual_ranks needs, and what it does not go together with.
+#include <algorithm>
+#include <string>
+#include <variant>
+
+#include "document/section.h"
+#include "dtrain/config/experiment.h"
+#include "experiment/conditions.h"
+
+namespace dtrain::config {
+namespace {
+
+constexpr const char* kVirtualRanks = "reproducibility.virtual_ranks";
+constexpr const char* kVirtualThreads = "reproducibility.virtual_rank_threads";
+constexpr const char* kNotWithVirtualRanks =
+    "is not supported yet with reproducibility.virtual_ranks; leave one of both out";
+
+bool is_python_script(const Experiment& experiment) {
+  return !experiment.model && std::any_of(experiment.entrypoint.begin(), experiment.entrypoint.end(),
+                                          [](const std::string& word) { return word.ends_with(".py"); });
+}
+
+}  // namespace
+
+std::vector<Refusal> refusals_with_virtual_ranks(const Experiment& experiment) {
+  const Optimizations& o = experiment.optimizations;
+  std::vector<Refusal> refusals;
+  const auto refuse = [&](bool asked, const char* key, const char* why = kNotWithVirtualRanks) {
+    if (asked) refusals.push_back({key, why});
+  };
+  refuse(experiment.model.has_value(), "model");
+  refuse(is_python_script(experiment), "entrypoint",
+         "names a Python script, which reproducibility.virtual_ranks does not support yet");
+  refuse(experiment.resources.slot_type == SlotType::kCuda, "resources.slot_type",
+         "is cuda, and reproducibility.virtual_ranks does not support GPUs yet; use cpu");
+  refuse(experiment.resources.slots_per_trial == 0, "resources.slots_per_trial",
+         "must be a number with reproducibility.virtual_ranks, not 'auto'");
+  refuse(
+      experiment.communication_backend && !std::holds_alternative<comm::ShmBackend>(*experiment.communication_backend),
+      "communication.backend",
+      "must be auto or shm with reproducibility.virtual_ranks, which does not support others yet");
+  refuse(!std::holds_alternative<comm::NoCompression>(o.gradient_compression), "optimizations.gradient_compression");
+  refuse(o.sharded_optimizer == ShardedOptimizer::kOn, "optimizations.sharded_optimizer",
+         "must be auto or false with reproducibility.virtual_ranks, which replicates updates");
+  refuse(o.sharded_gradients == ShardedGradients::kOn, "optimizations.sharded_gradients",
+         "must be auto or false with reproducibility.virtual_ranks, which replicates updates");
+  refuse(o.local_sgd.has_value(), "optimizations.local_sgd");
+  refuse(o.mixed_precision != Precision::kFloat32, "optimizations.mixed_precision");
+  refuse(o.auto_tune_tensor_fusion, "optimizations.auto_tune_tensor_fusion",
+         "has no effect with reproducibility.virtual_ranks, which exchanges gradients after backward; leave it out");
+  refuse(o.ema > 0, "optimizations.ema");
+  refuse(!o.average_training_metrics, "optimizations.average_training_metrics",
+         "must be true with reproducibility.virtual_ranks: the metrics of one rank depend on the number of ranks");
+  refuse(experiment.recovery.seconds_between_states().has_value(), "recovery.interval",
+         "asks for states in memory, which are not taken yet with reproducibility.virtual_ranks; use auto or off");
+  return refusals;
+}
+
+void check_virtual_ranks(Section& root, const Experiment& experiment) {
+  const int ranks = experiment.virtual_ranks;
+  if (ranks == 0) {
+    if (experiment.virtual_rank_threads != 1)
+      root.refuse(kVirtualThreads, "has no effect without reproducibility.virtual_ranks");
+    return;
+  }
+  for (const auto& [key, why] : refusals_with_virtual_ranks(experiment)) root.refuse(key, why);
+  const int slots = experiment.resources.slots_per_trial;
+  if (ranks < slots) {
+    root.refuse(kVirtualRanks, "must be at least resources.slots_per_trial, which is " + std::to_string(slots) +
+                                   ", not " + std::to_string(ranks));
+  }
+  if (experiment.global_batch_size % ranks != 0) {
+    root.refuse(kVirtualRanks, "must divide hyperparameters.global_batch_size, which is " +
+                                   std::to_string(experiment.global_batch_size) + ", not be " + std::to_string(ranks));
+  }
+}
+
+// The schema does not compare numbers of different keys.
+Json what_virtual_ranks_support() {
+  const Json not_true{{"enum", {"auto", false, "false"}}};
+  const Json ranks = is_given(kVirtualRanks, {{"type", "integer"}, {"minimum", 1}});
+  const Json supported = allows({{"model", false},
+                                 {"resources.slot_type", {{"not", {{"const", "cuda"}}}}},
+                                 {"resources.slots_per_trial", {{"type", "integer"}}},
+                                 {"communication.backend", {{"enum", {"auto", "shm"}}}},
+                                 {"optimizations.sharded_optimizer", not_true},
+                                 {"optimizations.sharded_gradients", not_true},
+                                 {"optimizations.local_sgd", {{"type", "null"}}},
+                                 {"optimizations.mixed_precision", {{"enum", {"O0", "none"}}}},
+                                 {"optimizations.auto_tune_tensor_fusion", {{"const", false}}},
+                                 {"optimizations.ema", {{"const", 0}}},
+                                 {"optimizations.average_training_metrics", {{"const", true}}},
+                                 {"recovery.interval", {{"enum", {"auto", "off"}}}}});
+  const Json has_threads = is_given(kVirtualThreads, {{"type", "integer"}, {"minimum", 2}});
+  return {{"allOf", {if_then(ranks, supported), if_then(has_threads, ranks)}}};
+}
+
+}  // namespace dtrain::config

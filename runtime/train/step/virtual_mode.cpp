@@ -1,0 +1,176 @@
+#include "step/virtual_mode.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/grad_mode.h>
+
+#include "dtrain/base/error.h"
+#include "exchange/gradient_tree.h"
+#include "exchange/local_steps.h"
+#include "step/round_vote.h"
+
+namespace dtrain::train {
+namespace {
+
+constexpr std::int64_t kStepsWatchedClosely = 2;
+constexpr const char* kWithoutVirtualRanks = "leave reproducibility.virtual_ranks out";
+
+class VirtualMode final : public StepMode {
+ public:
+  VirtualMode(const StepParts& parts, const ExchangeParts& more, const rank::LogicalRanks& ranks)
+      : parts_(parts),
+        more_(more),
+        ranks_(ranks),
+        vote_(parts.run, parts.non_finite),
+        tree_(parts.parameters, parts.run.communicator, parts.run.recorder, ranks),
+        updates_(parts.parameters, parts.optimizer, parts.run.communicator, parts.run.recorder,
+                 LocalUpdate::Parts::kAll),
+        used_(parts.parameters.parameters().size()) {
+    updates_.set_plan(parts_.fusion.plan());
+    parts_.exchange.use(updates_, parts_.fusion.plan());
+    watch_values();
+    if (parts_.window.length() == 1) return;
+    for (const auto& group : parts_.parameters.groups()) window_sums_.push_back(at::zeros_like(group.gradients));
+  }
+  ~VirtualMode() override { parts_.exchange.forget_strategy(); }
+
+  RoundVote& vote() override { return vote_; }
+  std::int64_t announcement_rounds() const override { return parts_.window.length(); }
+  std::string why_not_capturable() const override { return "of virtual ranks"; }
+
+  void begin_batch() override {
+    if (parts_.window.rounds() == 1) std::fill(used_.begin(), used_.end(), 0);
+  }
+  void begin_logical_rank() override { parts_.exchange.begin_batch(/*exchange=*/false); }
+
+  void end_logical_rank(int logical_rank) override {
+    parts_.watch.check();
+    const auto used = parts_.exchange.finish_local();
+    if (parts_.window.own_weight()) {
+      throw ConfigError("context.backward(loss, weight) is not supported yet with virtual ranks", kWithoutVirtualRanks);
+    }
+    refuse_writes();
+    for (std::size_t i = 0; i < used.size(); ++i) used_[i] |= used[i];
+    tree_.add(logical_rank);
+    parts_.exchange.end_window();
+  }
+
+  void step_models() override {
+    throw ConfigError("several models are not supported yet with virtual ranks", kWithoutVirtualRanks);
+  }
+  void abandon_batch() override {
+    throw ConfigError("gradients are dropped without a step, which is not supported with virtual ranks",
+                      kWithoutVirtualRanks);
+  }
+
+  // The sum of each round is complete on every rank, so an open window is the same on all of them.
+  bool end_batch() override {
+    {
+      const profile::PhaseScope phase(parts_.run.recorder, profile::Phase::kAllreduceWait);
+      tree_.finish();
+    }
+    const at::NoGradGuard no_grad;
+    for (std::size_t g = 0; g < window_sums_.size(); ++g) {
+      const at::Tensor& round = parts_.parameters.groups()[g].gradients;
+      parts_.window.rounds() == 1 ? window_sums_[g].copy_(round) : window_sums_[g].add_(round);
+    }
+    const bool stepping = parts_.window.full();
+    if (stepping) step();
+    parts_.in_flight.end_batch();
+    return stepping;
+  }
+
+  bool flush() override {
+    vote_.collect();
+    if (parts_.window.rounds() == 0) return false;
+    step();
+    return true;
+  }
+
+  void begin_visit(const StateVisitor& /*visitor*/) override { vote_.collect(); }
+  void end_visit(const StateVisitor& visitor) override {
+    if (!visitor.replaces()) return;
+    watched_steps_ = 0;
+    watch_values();
+  }
+  void visit(StateVisitor& visitor) override {
+    if (parts_.window.rounds() == 0) return;
+    if (!visitor.replaces()) agree_on_used();
+    const auto parameters = parts_.parameters.parameters();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      visitor.number("used/" + parameters[i].name, used_[i]);
+      if (window_sums_.empty()) continue;
+      const at::Tensor& sums = window_sums_[parameters[i].group];
+      visitor.tensor("sums/" + parameters[i].name, sums.narrow(0, parameters[i].offset, parameters[i].padded));
+    }
+  }
+
+ private:
+  void refuse_writes() const {
+    if (!parts_.watch.any_written()) return;
+    const std::vector<std::uint8_t> written = parts_.watch.written();
+    const auto index = static_cast<std::size_t>(std::find(written.begin(), written.end(), 1) - written.begin());
+    throw ConfigError("the model writes its parameter '" + parts_.parameters.parameters()[index].name +
+                          "' itself, which is not supported yet with virtual ranks",
+                      kWithoutVirtualRanks);
+  }
+
+  // Takes the present values as known. The first steps also show writes through .data(), at some cost.
+  void watch_values() { parts_.watch.note(/*look_closer=*/watched_steps_++ < kStepsWatchedClosely); }
+
+  // Makes used_ tell which parameters any logical rank has used. Collective.
+  void agree_on_used() {
+    const profile::PhaseScope phase(parts_.run.recorder, profile::Phase::kAllreduceWait);
+    parts_.run.communicator.all_reduce(used_.data(), used_.size(), comm::DataType::kUint8, {.op = comm::ReduceOp::kMax})
+        .wait();
+  }
+
+  void step() {
+    const at::NoGradGuard no_grad;
+    for (std::size_t g = 0; g < window_sums_.size(); ++g) {
+      parts_.parameters.groups()[g].gradients.copy_(window_sums_[g]);
+    }
+    agree_on_used();
+    vote_.collect();
+    if (more_.before_update) more_.before_update();
+    const double batches = parts_.window.average() ? parts_.window.rounds() : 1;
+    const auto norm = updates_.update({.used = used_,
+                                       .correction = 1 / (batches * ranks_.size),
+                                       .max_norm = parts_.max_gradient_norm,
+                                       .max_value = parts_.max_gradient_value});
+    parts_.parameters.refresh_copies();
+    if (norm) {
+      parts_.in_flight.read(*norm, [this, batch = parts_.window.rounds_begun()](std::span<const double> value) {
+        more_.gradient_norms.add(batch, value.front());
+        parts_.non_finite.see_norm(value.front(), batch);
+      });
+    }
+    watch_values();
+    parts_.window.close();
+    vote_.begin_period();
+    const profile::PhaseScope phase(parts_.run.recorder, profile::Phase::kStepLrSchedulers);
+    parts_.optimizer.advance_schedule();
+  }
+
+  const StepParts parts_;
+  const ExchangeParts more_;
+  const rank::LogicalRanks ranks_;
+  CollectiveVote vote_;
+  GradientTree tree_;
+  LocalUpdate updates_;
+  std::vector<std::uint8_t> used_;       // for each parameter: 1 if a logical rank has used it in this window
+  std::int64_t watched_steps_ = 0;       // since the values came from elsewhere (the beginning, a checkpoint)
+  std::vector<at::Tensor> window_sums_;  // of the window's rounds, for each group; empty: windows have one round
+};
+
+}  // namespace
+
+std::unique_ptr<StepMode> make_virtual_mode(const StepParts& parts, const ExchangeParts& more,
+                                            const rank::LogicalRanks& ranks) {
+  return std::make_unique<VirtualMode>(parts, more, ranks);
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,212 @@
+"""Virtual ranks: any number of ranks gives the same bits.
+
+    virtual_ranks.py BIN_FOLDER [--long] [Bits|Mistakes[.test]]
+
+Bits: the same training of 4 and of 6 logical ranks on 1, 2, 3, 4 (and 6) ranks; compared are SHA-256 of the final weights,
+of the shared files of the last checkpoint, of the state of each logical rank there, and the metrics. Runs that are
+interrupted inside an epoch and inside a window go on with another number of ranks. Mistakes: what a trial can do wrong is
+caught, and what is not supported is refused at its line. --long: 200 batches, all numbers of ranks up to 8, and chains of
+continuations with random numbers of ranks (DTRAIN_VIRTUAL_SEED seeds them).
+"""
+import hashlib
+import json
+import os
+import random
+import re
+import struct
+import subprocess
+import sys
+
+import many_runs
+from harness import BUILD, WorkplaceTest, environment, main, run, write_experiment
+
+LONG = "--long" in sys.argv
+if LONG:
+    sys.argv.remove("--long")
+
+SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9, "nesterov": True}
+ADAMW = {"kind": "adamw", "lr": 3e-3}
+CNN = {"model": "cnn", "optimizer": SGD, "ragged": True}
+MLP = {"model": "mlp", "optimizer": ADAMW, "ragged": True}
+BATCHES = 200 if LONG else 14
+
+
+def sections(ranks, virtual, hyperparameters, batches=BATCHES, optimizations=None, reproducibility=None, **more):
+    """An epoch has 9 batches, and its last one 5 samples: fewer than some numbers of logical ranks."""
+    return {"name": "virtual", "entrypoint": BUILD.program("virtual_trial"),
+            "hyperparameters": {"global_batch_size": 24, **hyperparameters}, "data": {"samples": 8 * 24 + 5},
+            "resources": {"slots_per_trial": ranks, "slot_type": "cpu"},
+            "searcher": {"max_length": {"batches": batches}, "metric": "accuracy", "smaller_is_better": False},
+            "min_validation_period": {"batches": 5}, "scheduling_unit": 3, "optimizations": optimizations or {},
+            "reproducibility": {"virtual_ranks": virtual, "experiment_seed": 5, **(reproducibility or {})}, **more}
+
+
+def digest(data):
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def logical_state(checkpoint):
+    """Of the files of all ranks: the bytes of each tensor, and each value, of a logical rank."""
+    state = {}
+    for file in sorted(checkpoint.glob("rank-*.safetensors")):
+        content = file.read_bytes()
+        size = struct.unpack("<Q", content[:8])[0]
+        for name, entry in json.loads(content[8:8 + size]).items():
+            if name == "__metadata__":
+                continue
+            begin, end = (8 + size + offset for offset in entry["data_offsets"])
+            if name == "values":
+                values = json.loads(content[begin:end])
+                state.update({path: value for path, value in values.items() if path.startswith("logical/")})
+            elif name.startswith("logical/"):
+                state[name] = digest(content[begin:end])
+    return state
+
+
+def left(folder):
+    """All that must not depend on the number of ranks."""
+    storage = folder / "checkpoints"
+    last = max(storage.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {"weights": digest((storage / "final" / "model.safetensors").read_bytes()), "last": last.name,
+            "model": digest((last / "model.safetensors").read_bytes()),
+            "optimizer": digest((last / "optimizer.safetensors").read_bytes()), **logical_state(last),
+            "metrics": [{key: value for key, value in line.items() if key != "time"} for line in lines]}
+
+
+def differences(one, other):
+    found = [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]
+    if "metrics" in found:
+        pair = next((pair for pair in zip(one["metrics"], other["metrics"]) if pair[0] != pair[1]), "their numbers")
+        found.append(f"metrics: {pair}")
+    return found
+
+
+class Runs(WorkplaceTest):
+    """Runs whose ranks are processes for all runs with as many ranks."""
+
+    def train(self, cases):
+        """`cases`: name -> (ranks, sections)."""
+        files = []
+        for name, (_, content) in cases.items():
+            (self.work.path / name).mkdir()
+            files.append(write_experiment(self.work.path / name / "experiment.yaml", **content))
+        return dict(zip(cases, many_runs.run_many(BUILD, "virtual_trial", self.work.path, files)))
+
+    def go_on(self, chains):
+        """`chains`: of each run, after its start, [(ranks, settings)]."""
+        for step in range(max(map(len, chains.values()))):
+            by_ranks = {}
+            for folder, chain in chains.items():
+                if step < len(chain):
+                    by_ranks.setdefault(chain[step][0], []).append((folder, chain[step][1]))
+            for ranks, mine in by_ranks.items():
+                plan = []
+                for (folder, settings), port in zip(mine, many_runs.free_ports(len(mine))):
+                    words = [f"{key}={value}" for key, value in {**settings, "resources.slots_per_trial": ranks}.items()]
+                    plan.append({"arguments": ["--continue", str(folder), *(word for one in words for word in ("--set", one))],
+                                 "environment": {"MASTER_PORT": str(port)}})
+                lines = many_runs.run_plans(BUILD, "virtual_trial", self.work.path, f"step-{step}-{ranks}", [plan] * ranks)
+                for (folder, _), of_ranks in zip(mine, zip(*lines)):
+                    result = many_runs.result_of(folder, of_ranks)
+                    self.assertIn(result.code, (0, 75), result.output)
+
+
+def pause(batch, window):
+    """The settings with which a run pauses: by a signal after an optimizer step, or by its length inside a window."""
+    if batch % window:
+        return {"searcher.max_length.batches": batch, "hyperparameters.stop_at": 0}
+    return {"searcher.max_length.batches": BATCHES, "hyperparameters.stop_at": batch}
+
+
+class Bits(Runs):
+    CASES = {"cnn": (4, CNN, {}), "mlp": (6, {**MLP, "clip": 0.3}, {"aggregation_frequency": 2})}
+    if LONG:
+        CASES = {**CASES, "cnn-adamw": (8, {**CNN, "optimizer": ADAMW, "clip": 1.0}, {}),
+                 "cnn-windows": (6, CNN, {"aggregation_frequency": 3, "average_aggregated_gradients": False}),
+                 "mlp-sgd": (5, {**MLP, "optimizer": SGD, "global_batch_size": 30}, {}), "mlp-8": (8, MLP, {"aggregation_frequency": 4})}
+
+    def numbers(self, virtual):
+        return range(1, virtual + 1) if LONG else (1, 2, 3, 4)
+
+    def test_are_the_same_on_any_number_of_ranks(self):
+        cases = {f"{name}-{ranks}": (ranks, sections(ranks, virtual, hyperparameters, optimizations=optimizations))
+                 for name, (virtual, hyperparameters, optimizations) in self.CASES.items()
+                 for ranks in self.numbers(virtual)}
+        # Interrupted in mid-epoch, and of the MLP inside a window of two batches: on 2, then 3, then 1 rank.
+        dice = random.Random(int(os.environ.get("DTRAIN_VIRTUAL_SEED", "1")))
+        chains = {}
+        for name, (virtual, hyperparameters, optimizations) in self.CASES.items():
+            window = optimizations.get("aggregation_frequency", 1)
+            steps = sorted(dice.sample(range(6, BATCHES - 2), 6)) if LONG else [5, 11]
+            numbers = [2, *(dice.randint(1, virtual) for _ in steps[1:]), dice.randint(1, virtual)] if LONG else [2, 3, 1]
+            pauses = [pause(step, window) for step in steps]
+            start = sections(2, virtual, hyperparameters, pauses[0]["searcher.max_length.batches"], optimizations)
+            start["hyperparameters"]["stop_at"] = pauses[0]["hyperparameters.stop_at"]
+            cases[f"{name}-chain"] = (2, start)
+            end = {"searcher.max_length.batches": BATCHES, "hyperparameters.stop_at": 0}
+            chains[self.work.path / f"{name}-chain" / "run"] = list(zip(numbers[1:], [*pauses[1:], end]))
+        for name, result in self.train(cases).items():
+            self.assertIn(result.code, (0, 75) if name.endswith("chain") else (0,), f"{name}: {result.output}")
+        self.go_on(chains)
+        for name, (virtual, *_) in self.CASES.items():
+            whole = left(self.work.path / f"{name}-1" / "run")
+            self.assertEqual(len({path.split("/")[1] for path in whole if path.startswith("logical/")}), virtual)
+            self.assertGreater(len(whole["metrics"]), 4)
+            for other in [*(f"{name}-{ranks}" for ranks in self.numbers(virtual)), f"{name}-chain"]:
+                self.assertEqual(differences(whole, left(self.work.path / other / "run")), [], other)
+            print(f"{name}: {virtual} logical ranks on {[*self.numbers(virtual)]} ranks and in a chain: weights {whole['weights']}")
+
+
+class Mistakes(Runs):
+    def test_are_caught(self):
+        # What dtrain cannot see shows as other bits; what it can see is an error.
+        cases = {f"unseeded-{ranks}": (ranks, sections(ranks, 4, {**MLP, "fault": "unseeded"}, 4)) for ranks in (1, 2)}
+        refused = {"threads": "the trial computes with 3 threads", "state": "save_state()", "callback": "callbacks are",
+                   "weight": r"backward\(loss, weight\)", "collective": r"context.all_reduce\(\)"}
+        cases.update({fault: (2, sections(2, 4, {**MLP, "fault": fault}, 4)) for fault in refused})
+        cases["lion"] = (2, sections(2, 4, {**MLP, "optimizer": {"kind": "lion", "lr": 1e-3}}, 4))
+        refused["lion"] = "the optimizer lion"
+        cases["threads-1"] = (1, sections(1, 4, CNN, 4))
+        results = self.train(cases)
+        for name, text in refused.items():
+            self.assertNotEqual(results[name].code, 0, name)
+            self.assertRegex(results[name].output, text)
+        one, two = (left(self.work.path / f"unseeded-{ranks}" / "run") for ranks in (1, 2))
+        self.assertNotEqual(one["weights"], two["weights"])
+        self.refuse_continuations(self.work.path / "threads-1" / "run")
+
+    def refuse_continuations(self, folder):
+        for key, value in (("virtual_ranks", 8), ("virtual_ranks", 0), ("virtual_rank_threads", 2)):
+            result = run([BUILD.program("dtrain"), "launch", "--continue", str(folder), "--set", "searcher.max_length.batches=8",
+                          "--set", f"reproducibility.{key}={value}"], folder)
+            self.assertEqual(result.code, 2, result.output)
+            self.assertIn(f"reproducibility.{key}: ", result.output)
+            self.assertIn("initial_weights", result.output)
+
+    def test_unsupported_keys_are_refused_at_their_lines(self):
+        refused = {"optimizations.gradient_compression": "int8", "optimizations.sharded_optimizer": True,
+                   "optimizations.local_sgd": {"inner_steps": 2}, "optimizations.mixed_precision": "bf16",
+                   "optimizations.auto_tune_tensor_fusion": True, "optimizations.ema": 0.9,
+                   "optimizations.average_training_metrics": False, "resources.slot_type": "cuda",
+                   "resources.slots_per_trial": "auto", "communication.backend": "tcp", "recovery.interval": 5,
+                   "reproducibility.virtual_ranks": 7}
+        for key, value in refused.items():
+            content = sections(2, 4, MLP)
+            section, name = key.split(".")
+            content.setdefault(section, {})[name] = value
+            file = write_experiment(self.work.path / "wrong.yaml", **content)
+            line = 1 + next(i for i, text in enumerate(file.read_text().splitlines()) if f'"{name}": ' in text)
+            result = subprocess.run([BUILD.program("dtrain"), "config", "check", str(file)], capture_output=True, text=True,
+                                    env=environment(), check=False)
+            self.assertEqual(result.returncode, 2, key)
+            self.assertRegex(result.stderr, rf"wrong\.yaml:{line}: {re.escape(key)}: ")
+        file = write_experiment(self.work.path / "right.yaml", **sections(3, 4, MLP))
+        plan = subprocess.run([BUILD.program("dtrain"), "launch", "--dry-run", str(file)], capture_output=True, text=True,
+                              env=environment(), check=False)
+        self.assertEqual(plan.returncode, 0, plan.stderr)
+        self.assertIn("4 virtual ranks on 3 slots, 1 thread each", plan.stdout)
+
+
+if __name__ == "__main__":
+    main("virtual_trial")
