@@ -503,13 +503,14 @@ def killed_with_survivors(build, workplace, dice):
     # Batches that take long beside their updates.
     for index, (name, ranks, write) in enumerate((
             ("synthetic, AdamW", 2, lambda path: synthetic(build, path, 2, 150, hyperparameters={"global_batch_size": 512}, **common)),
-            ("synthetic, SGD", 3, lambda path: synthetic(build, path, 3, 150, hyperparameters={"global_batch_size": 768, "optimizer": "sgd"},
-                                                         **common)))):
+            ("synthetic, SGD", 3, lambda path: synthetic(build, path, 3, 150, **common,
+                                                         hyperparameters={"global_batch_size": 768, "optimizer": "sgd"})))):
         folder = workplace.path / f"survivors-{index}"
         folder.mkdir()
         file = write(folder / "experiment.yaml")
         launch(build, file, folder / "whole").expect(0)
-        killer = RankKiller(folder / "broken", [dice.randrange(ranks) for _ in range(4)], [dice.uniform(0.1, 0.4) for _ in range(4)], trains=True)
+        killer = RankKiller(folder / "broken", [dice.randrange(ranks) for _ in range(4)], [dice.uniform(0.1, 0.4) for _ in range(4)],
+                            trains=True)
         result = launch(build, file, folder / "broken")
         killer.over = True
         problems = [] if result.code == 0 else [f"exit code {result.code}:\n{result.output}"]
