@@ -365,20 +365,21 @@ RankEnvironment read_rank_environment(const Variables& variables) {
 }
 
 Variables rank_variables(const comm::World& world, const Handover& handover) {
-  return {{"DTRAIN_RANK", std::to_string(world.rank)},
-          {"DTRAIN_WORLD_SIZE", std::to_string(world.size)},
-          {"DTRAIN_LOCAL_RANK", std::to_string(world.local_rank)},
-          {"DTRAIN_LOCAL_SIZE", std::to_string(world.local_size)},
-          {"DTRAIN_LAUNCHER_FD", std::to_string(handover.link_fd)},
-          {"DTRAIN_LAUNCHER_PID", std::to_string(handover.launcher_pid)},
-          {"DTRAIN_RUN_DIR", handover.run_dir.string()},
-          {"DTRAIN_RENDEZVOUS", handover.rendezvous.string()},
-          {"DTRAIN_AGENT_ID", handover.agent_id},
-          {"DTRAIN_AGENT_SOCKET", handover.monitor_socket},
-          {"DTRAIN_SLOT_TYPE", slot_type_text(handover.on_gpus)},
-          {"DTRAIN_RESUME_FROM", handover.resume_from.string()},
-          {"DTRAIN_MEMORY_FOLDER", handover.memory_folder.string()},
-          {"DTRAIN_KEPT_MEMORY", to_line(handover.kept_memory)}};
+  Variables result{{"DTRAIN_RANK", std::to_string(world.rank)},
+                   {"DTRAIN_WORLD_SIZE", std::to_string(world.size)},
+                   {"DTRAIN_LOCAL_RANK", std::to_string(world.local_rank)},
+                   {"DTRAIN_LOCAL_SIZE", std::to_string(world.local_size)},
+                   {"DTRAIN_LAUNCHER_FD", std::to_string(handover.link_fd)},
+                   {"DTRAIN_LAUNCHER_PID", std::to_string(handover.launcher_pid)},
+                   {"DTRAIN_RUN_DIR", handover.run_dir.string()},
+                   {"DTRAIN_RENDEZVOUS", handover.rendezvous.string()},
+                   {"DTRAIN_AGENT_ID", handover.agent_id},
+                   {"DTRAIN_AGENT_SOCKET", handover.monitor_socket},
+                   {"DTRAIN_SLOT_TYPE", slot_type_text(handover.on_gpus)},
+                   {"DTRAIN_RESUME_FROM", handover.resume_from.string()},
+                   {"DTRAIN_MEMORY_FOLDER", handover.memory_folder.string()}};
+  if (!handover.kept_memory.empty()) result["DTRAIN_KEPT_MEMORY"] = to_line(handover.kept_memory);
+  return result;
 }
 
 Variables launcher_variables(const LauncherContact& launcher) {

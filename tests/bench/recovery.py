@@ -70,7 +70,7 @@ def experiment(case, ranks, folder):
     """`case`: as in the list above."""
     sections = {"name": case, "resources": {"slots_per_trial": ranks, "slot_type": "cpu"}, "max_restarts": 1000,
                 "searcher": {"max_length": {"batches": 10**6}}, "hyperparameters": {"global_batch_size": 64 * ranks},
-                "min_checkpoint_period": {"batches": 40}}
+                "min_checkpoint_period": {"batches": 40}, "optimizations": {"sharded_optimizer": case == "sharded"}}
     if case == "python":
         sections["entrypoint"] = [str(HERE / "recovery_script.py"), "dtrain", "cnn"]
         sections["searcher"] = {"max_length": {"epochs": 10**6}}
@@ -81,7 +81,6 @@ def experiment(case, ranks, folder):
         sections["entrypoint"] = "synthetic"
         sections["hyperparameters"] |= MLP
         sections["data"] = {"samples": 1024}
-        sections["optimizations"] = {"sharded_optimizer": case == "sharded"}
     file = folder / "experiment.yaml"
     file.write_text(json.dumps(sections))
     return file

@@ -410,8 +410,8 @@ def synthetic(build, path, ranks=2, batches=80, **sections):
     hyperparameters = {"global_batch_size": 64 * ranks, "width": 1024, "optimizer": "adamw", **sections.pop("hyperparameters", {})}
     return write_experiment(path, name="memory", entrypoint=build.program("synthetic"), hyperparameters=hyperparameters,
                             searcher={"metric": "loss", "max_length": {"batches": batches}}, data={"samples": 2000},
-                            resources={"slots_per_trial": ranks, "slot_type": "cpu"}, scheduling_unit=7,
-                            min_validation_period={"batches": 23}, **{**OFTEN, **sections})
+                            resources={"slots_per_trial": ranks, "slot_type": "cpu"},
+                            **{**OFTEN, "scheduling_unit": 7, "min_validation_period": {"batches": 23}, **sections})
 
 
 def states_of(folder):
@@ -428,19 +428,26 @@ def events_of(folder, kind):
 
 
 class RankKiller(threading.Thread):
-    """Kills ranks of a run: each some time after there is a state in memory that is further than the one before."""
+    """Kills ranks of a run: each some time after there is a state in memory that is further than the one before, or (`trains`)
+    than the one from which the attempt has begun."""
 
-    def __init__(self, folder, ranks, delays):
+    def __init__(self, folder, ranks, delays, trains=False):
         super().__init__(daemon=True)
-        self.folder, self.ranks, self.delays, self.killed, self.over = folder, ranks, delays, 0, False
+        self.folder, self.ranks, self.delays, self.trains, self.killed, self.over = folder, ranks, delays, trains, 0, False
         self.start()
+
+    def attempts(self):
+        return len(events_of(self.folder, "attempt_started"))
 
     def run(self):
         seen = 0
         for rank, delay in zip(self.ranks, self.delays):
-            began = len(events_of(self.folder, "attempt_started")) if self.killed else 0
-            while not self.over and not (max(states_of(self.folder), default=0) > seen
-                                         and len(events_of(self.folder, "attempt_started")) > began):
+            began = self.attempts() if self.killed else 0
+            while not self.over and self.attempts() <= began:
+                time.sleep(0.002)
+            if self.trains:
+                seen = max(states_of(self.folder), default=0)
+            while not self.over and max(states_of(self.folder), default=0) <= seen:
                 time.sleep(0.002)
             time.sleep(delay)
             started = [event for event in events_of(self.folder, "rank_started") if event["rank"] == rank]
@@ -492,17 +499,18 @@ def killed_with_states(build, workplace, dice):
 def killed_with_survivors(build, workplace, dice):
     """Where every rank updates all parameters, the run goes on at the batch under way after most kills: of at least half."""
     failures = kills = states = 0
-    whole_updates = {"optimizations": {"sharded_optimizer": False}}
+    common = {"optimizations": {"sharded_optimizer": False}, "recovery": {"interval": 0.5}, "scheduling_unit": 50}
+    # Batches that take long beside their updates.
     for index, (name, ranks, write) in enumerate((
-            ("synthetic, AdamW", 2, lambda path: synthetic(build, path, 2, 120, **whole_updates)),
-            ("synthetic, SGD", 3, lambda path: synthetic(build, path, 3, 100, hyperparameters={"optimizer": "sgd"}, **whole_updates)),
-            ("cnn, own state", 2, lambda path: experiment(build, case(
-                "cnn", ADAMW, length={"batches": 900}, sections=OFTEN, own_state=True, sharded_optimizer=False), 2, "cpu", path)))):
+            ("synthetic, AdamW", 2, lambda path: synthetic(build, path, 2, 150, hyperparameters={"global_batch_size": 512}, **common)),
+            ("synthetic, SGD", 3, lambda path: synthetic(build, path, 3, 150, **common,
+                                                         hyperparameters={"global_batch_size": 768, "optimizer": "sgd"})))):
         folder = workplace.path / f"survivors-{index}"
         folder.mkdir()
         file = write(folder / "experiment.yaml")
         launch(build, file, folder / "whole").expect(0)
-        killer = RankKiller(folder / "broken", [dice.randrange(ranks) for _ in range(3)], [dice.uniform(0.1, 0.4) for _ in range(3)])
+        killer = RankKiller(folder / "broken", [dice.randrange(ranks) for _ in range(4)], [dice.uniform(0.1, 0.4) for _ in range(4)],
+                            trains=True)
         result = launch(build, file, folder / "broken")
         killer.over = True
         problems = [] if result.code == 0 else [f"exit code {result.code}:\n{result.output}"]
@@ -525,16 +533,21 @@ def memory_of_failed_run(build, workplace):
     """What a run that fails has in memory goes to the disk, and --continue has it."""
     folder = workplace.path / "failed"
     folder.mkdir()
-    file = experiment(build, case("cnn", ADAMW, length={"batches": 500}, sections=OFTEN, sharded_optimizer=False), 2, "cpu",
-                      folder / "experiment.yaml")
-    fault = {"kind": "kill", "rank": 1, "batch": 400}  # each time: the run ends after the third
-    failed = launch(build, file, folder / "run", sets=[f"hyperparameters.fault={json.dumps(fault)}"])
+    file = synthetic(build, folder / "experiment.yaml", **{**OFTEN, "max_restarts": 1})
+    RankKiller(folder / "run", [1], [0.2])
+
+    def kill_next_attempt():  # before it is any further
+        while len(started := events_of(folder / "run", "rank_started")) < 3:
+            time.sleep(0.002)
+        os.kill(started[2]["pid"], signal.SIGKILL)
+
+    threading.Thread(target=kill_next_attempt, daemon=True).start()
+    failed = launch(build, file, folder / "run")
     problems = [] if failed.code == 1 else [f"exit code {failed.code}:\n{failed.output}"]
     last = events_of(folder / "run", "memory_saved")
     if not last or memory_of(folder / "run").exists():
         problems.append(f"its state in memory is lost, or stays there:\n{failed.output}")
-    continued = run([build.program("dtrain"), "launch", "--continue", str(folder / "run"), "--set", "hyperparameters.fault={}"],
-                    folder / "run")
+    continued = run([build.program("dtrain"), "launch", "--continue", str(folder / "run")], folder / "run")
     resumed = events_of(folder / "run", "resumed")
     if continued.code != 0 or not last or not resumed or resumed[-1]["path"] != last[-1]["path"]:
         problems.append(f"it went on from {resumed[-1:]}, not from {last}:\n{continued.output}")

@@ -53,8 +53,7 @@ class Standby(harness.WorkplaceTest):
                                        stderr=subprocess.STDOUT)
         try:
             events = lambda name: run.events(name) if (run.run_dir / "events.jsonl").is_file() else []  # noqa: E731
-            harness.wait_until(lambda: (run.run_dir / "metrics.jsonl").is_file() and run.lines("metrics.jsonl")
-                               or process.poll() is not None, "a batch")
+            harness.wait_until(lambda: events("checkpoint_saved") or process.poll() is not None, "a checkpoint")
             self.assertIsNone(process.poll(), (folder / "out").read_text())
             for attempt in (2, 3):
                 os.kill(events("rank_started")[-1]["pid"], signal.SIGKILL)

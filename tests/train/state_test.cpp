@@ -12,6 +12,7 @@
 #include <torch/torch.h>
 
 #include "../harness/temporary_folder.h"
+#include "checkpoint/own_state.h"
 #include "checkpoint/restore.h"
 #include "checkpoint/state_image.h"
 #include "dtrain/base/file.h"
@@ -358,6 +359,48 @@ TEST(AutomaticCheckpoints, CostNoMoreThanAHalfPercent) {
   EXPECT_EQ(seconds(0.3), 60);
   EXPECT_NEAR(seconds(1.5), 300, 1e-9);
   EXPECT_EQ(seconds(100), 600);
+}
+
+// Entries of each kind, also with tensors that are empty or not contiguous.
+struct OneOfEach {
+  void visit(StateVisitor& visitor) {
+    visitor.number("number", number);
+    std::optional<double> value = real;
+    visitor.real("real", value);
+    visitor.reals("reals", reals);
+    visitor.text("text", text);
+    visitor.tensor("scalar", torch::tensor(7.5, torch::kDouble));
+    visitor.tensor("empty", torch::empty({3, 0}));
+    visitor.tensor("transposed", torch::arange(6, torch::kInt64).view({2, 3}).t());
+    visitor.tensor("flags", torch::tensor({true, false, true}));
+  }
+  std::int64_t number = -3;
+  double real = 0.1;
+  std::vector<float> reals{1, 2, 3};
+  std::string text = "a text of an odd length";
+};
+
+TEST(OwnState, ARecordHasEachEntryAsItWas) {
+  std::vector<std::max_align_t> memory(256);
+  const auto bytes = std::as_writable_bytes(std::span(memory));
+  OneOfEach state;
+  OwnStateWriter writer(bytes);
+  writer.part("own", state);
+  ASSERT_TRUE(writer.fits());
+  Collector expected, found;
+  expected.part("own", state);
+  visit_own_state(bytes.first(writer.bytes()), found);
+  EXPECT_EQ(found.state.texts, expected.state.texts);
+  ASSERT_EQ(found.state.tensors.size(), expected.state.tensors.size());
+  for (const auto& [path, value] : expected.state.tensors) {
+    ASSERT_TRUE(found.state.tensors.contains(path)) << path;
+    EXPECT_EQ(found.state.tensors[path].dtype(), value.dtype()) << path;
+    EXPECT_TRUE(found.state.tensors[path].equal(value)) << path;
+  }
+  OwnStateWriter small(bytes.first(writer.bytes() - 1));
+  small.part("own", state);
+  EXPECT_FALSE(small.fits());
+  EXPECT_EQ(small.bytes(), writer.bytes());
 }
 
 }  // namespace

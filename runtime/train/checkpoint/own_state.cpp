@@ -29,9 +29,10 @@ struct OwnStateWriter::Head {
 
 std::byte* OwnStateWriter::add(const Head& head, const std::string& path, std::size_t bytes) {
   const std::size_t before = padded(sizeof head) + padded(path.size());
-  std::byte* const place = to_.data() + bytes_;
+  const std::size_t at = bytes_;
   bytes_ += before + padded(bytes);
   if (!fits()) return nullptr;
+  std::byte* const place = to_.data() + at;
   std::memcpy(place, &head, sizeof head);
   std::memcpy(place + padded(sizeof head), path.data(), path.size());
   return place + before;
@@ -51,6 +52,7 @@ void OwnStateWriter::on_tensor(const std::string& path, at::Tensor value) {
   std::byte* const to = add(head, path, before + value.nbytes());
   if (!to) return;
   std::memcpy(to, sizes.data(), sizes.size() * sizeof(std::int64_t));
+  if (value.numel() == 0) return;
   if (value.is_contiguous() && value.is_cpu()) {
     std::memcpy(to + before, value.const_data_ptr(), value.nbytes());
   } else {
