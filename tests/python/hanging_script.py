@@ -44,7 +44,9 @@ class Samples(Dataset):
         return self.values[index], self.labels[index]
 
 
-session = dtrain.init(min_checkpoint_period={"batches": 4}, scheduling_unit=1, max_restarts=2, recovery={"hang": 1})
+# `dtrain run` has the settings of the others.
+SETTINGS = {"min_checkpoint_period": {"batches": 4}, "scheduling_unit": 1, "recovery": {"hang": 1}}
+session = dtrain.init(**(SETTINGS if "stop" in ways else {}))
 torch.manual_seed(3)
 model = nn.Sequential(nn.Linear(12, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 4))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

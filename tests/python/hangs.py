@@ -37,7 +37,8 @@ class Hangs(harness.WorkplaceTest):
     def test_ranks_that_hang(self):
         marks = self.work.new_run()
         marks.mkdir()
-        launched = self.run_script(harness.BUILD.program("dtrain"), "run", "--slots", 2, SCRIPT, marks, "lock", "sample")
+        sets = harness.overrides(["min_checkpoint_period.batches=4", "scheduling_unit=1", "recovery.hang=1", "max_restarts=2"])
+        launched = self.run_script(harness.BUILD.program("dtrain"), "run", *sets, "--slots", 2, SCRIPT, marks, "lock", "sample")
         place = f"{SCRIPT}:{[n for n, line in enumerate(SCRIPT.read_text().splitlines(), 1) if 'lock.acquire()' in line][-1]}"
         self.assertIn(f"rank 1 is at {place} in take_lock_twice", launched.output)
         self.assertRegex(launched.output, r"attempt 2 failed: rank [01] at batch \d+, in dataloader_next, hangs: it has not got on for")
