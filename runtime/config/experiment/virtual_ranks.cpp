@@ -15,6 +15,12 @@ constexpr const char* kVirtualThreads = "reproducibility.virtual_rank_threads";
 constexpr const char* kNotWithVirtualRanks =
     "is not supported yet with reproducibility.virtual_ranks; leave one of both out";
 
+// Keys that have no effect, whatever their value.
+constexpr const char* kOfBuckets[] = {"optimizations.tensor_fusion_threshold",
+                                      "optimizations.tensor_fusion_cycle_time"};
+constexpr const char* kNoBuckets =
+    "has no effect with reproducibility.virtual_ranks, which exchanges gradients after backward; leave it out";
+
 bool is_python_script(const Experiment& experiment) {
   return !experiment.model && std::any_of(experiment.entrypoint.begin(), experiment.entrypoint.end(),
                                           [](const std::string& word) { return word.ends_with(".py"); });
@@ -64,6 +70,7 @@ void check_virtual_ranks(Section& root, const Experiment& experiment) {
     return;
   }
   for (const auto& [key, why] : refusals_with_virtual_ranks(experiment)) root.refuse(key, why);
+  for (const char* const key : kOfBuckets) root.refuse(key, kNoBuckets);
   const int slots = experiment.resources.slots_per_trial;
   if (ranks < slots) {
     root.refuse(kVirtualRanks, "must be at least resources.slots_per_trial, which is " + std::to_string(slots) +
@@ -85,6 +92,9 @@ Json what_virtual_ranks_support() {
                                  {"communication.backend", {{"enum", {"auto", "shm"}}}},
                                  {"optimizations.sharded_optimizer", not_true},
                                  {"optimizations.sharded_gradients", not_true},
+                                 {"optimizations.gradient_compression", {{"enum", {false, "false", nullptr}}}},
+                                 {"optimizations.tensor_fusion_threshold", false},
+                                 {"optimizations.tensor_fusion_cycle_time", false},
                                  {"optimizations.local_sgd", {{"type", "null"}}},
                                  {"optimizations.mixed_precision", {{"enum", {"O0", "none"}}}},
                                  {"optimizations.auto_tune_tensor_fusion", {{"const", false}}},
