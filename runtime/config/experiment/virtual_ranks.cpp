@@ -26,8 +26,7 @@ bool is_python_script(const Experiment& experiment) {
                                           [](const std::string& word) { return word.ends_with(".py"); });
 }
 
-}  // namespace
-
+// Returns the keys that ask for something that virtual ranks do not support yet.
 std::vector<Refusal> refusals_with_virtual_ranks(const Experiment& experiment) {
   const Optimizations& o = experiment.optimizations;
   std::vector<Refusal> refusals;
@@ -52,8 +51,7 @@ std::vector<Refusal> refusals_with_virtual_ranks(const Experiment& experiment) {
          "must be auto or false with reproducibility.virtual_ranks, which replicates updates");
   refuse(o.local_sgd.has_value(), "optimizations.local_sgd");
   refuse(o.mixed_precision != Precision::kFloat32, "optimizations.mixed_precision");
-  refuse(o.auto_tune_tensor_fusion, "optimizations.auto_tune_tensor_fusion",
-         "has no effect with reproducibility.virtual_ranks, which exchanges gradients after backward; leave it out");
+  refuse(o.auto_tune_tensor_fusion, "optimizations.auto_tune_tensor_fusion", kNoBuckets);
   refuse(o.ema > 0, "optimizations.ema");
   refuse(!o.average_training_metrics, "optimizations.average_training_metrics",
          "must be true with reproducibility.virtual_ranks: the metrics of one rank depend on the number of ranks");
@@ -61,6 +59,8 @@ std::vector<Refusal> refusals_with_virtual_ranks(const Experiment& experiment) {
          "asks for states in memory, which are not taken yet with reproducibility.virtual_ranks; use auto or off");
   return refusals;
 }
+
+}  // namespace
 
 void check_virtual_ranks(Section& root, const Experiment& experiment) {
   const int ranks = experiment.virtual_ranks;
