@@ -187,7 +187,7 @@ class Mistakes(Runs):
     def test_unsupported_keys_are_refused_at_their_lines(self):
         refused = {"optimizations.gradient_compression": "int8", "optimizations.sharded_optimizer": True,
                    "optimizations.local_sgd": {"inner_steps": 2}, "optimizations.mixed_precision": "bf16",
-                   "optimizations.auto_tune_tensor_fusion": True, "optimizations.ema": 0.9,
+                   "optimizations.auto_tune_tensor_fusion": True, "optimizations.tensor_fusion_threshold": 1, "optimizations.ema": 0.9,
                    "optimizations.average_training_metrics": False, "resources.slot_type": "cuda",
                    "resources.slots_per_trial": "auto", "communication.backend": "tcp", "recovery.interval": 5,
                    "reproducibility.virtual_ranks": 7}

@@ -15,13 +15,18 @@ constexpr const char* kVirtualThreads = "reproducibility.virtual_rank_threads";
 constexpr const char* kNotWithVirtualRanks =
     "is not supported yet with reproducibility.virtual_ranks; leave one of both out";
 
+// Keys that have no effect, whatever their value.
+constexpr const char* kOfBuckets[] = {"optimizations.tensor_fusion_threshold",
+                                      "optimizations.tensor_fusion_cycle_time"};
+constexpr const char* kNoBuckets =
+    "has no effect with reproducibility.virtual_ranks, which exchanges gradients after backward; leave it out";
+
 bool is_python_script(const Experiment& experiment) {
   return !experiment.model && std::any_of(experiment.entrypoint.begin(), experiment.entrypoint.end(),
                                           [](const std::string& word) { return word.ends_with(".py"); });
 }
 
-}  // namespace
-
+// Returns the keys that ask for something that virtual ranks do not support yet.
 std::vector<Refusal> refusals_with_virtual_ranks(const Experiment& experiment) {
   const Optimizations& o = experiment.optimizations;
   std::vector<Refusal> refusals;
@@ -46,8 +51,7 @@ std::vector<Refusal> refusals_with_virtual_ranks(const Experiment& experiment) {
          "must be auto or false with reproducibility.virtual_ranks, which replicates updates");
   refuse(o.local_sgd.has_value(), "optimizations.local_sgd");
   refuse(o.mixed_precision != Precision::kFloat32, "optimizations.mixed_precision");
-  refuse(o.auto_tune_tensor_fusion, "optimizations.auto_tune_tensor_fusion",
-         "has no effect with reproducibility.virtual_ranks, which exchanges gradients after backward; leave it out");
+  refuse(o.auto_tune_tensor_fusion, "optimizations.auto_tune_tensor_fusion", kNoBuckets);
   refuse(o.ema > 0, "optimizations.ema");
   refuse(!o.average_training_metrics, "optimizations.average_training_metrics",
          "must be true with reproducibility.virtual_ranks: the metrics of one rank depend on the number of ranks");
@@ -55,6 +59,8 @@ std::vector<Refusal> refusals_with_virtual_ranks(const Experiment& experiment) {
          "asks for states in memory, which are not taken yet with reproducibility.virtual_ranks; use auto or off");
   return refusals;
 }
+
+}  // namespace
 
 void check_virtual_ranks(Section& root, const Experiment& experiment) {
   const int ranks = experiment.virtual_ranks;
@@ -64,6 +70,7 @@ void check_virtual_ranks(Section& root, const Experiment& experiment) {
     return;
   }
   for (const auto& [key, why] : refusals_with_virtual_ranks(experiment)) root.refuse(key, why);
+  for (const char* const key : kOfBuckets) root.refuse(key, kNoBuckets);
   const int slots = experiment.resources.slots_per_trial;
   if (ranks < slots) {
     root.refuse(kVirtualRanks, "must be at least resources.slots_per_trial, which is " + std::to_string(slots) +
@@ -85,6 +92,9 @@ Json what_virtual_ranks_support() {
                                  {"communication.backend", {{"enum", {"auto", "shm"}}}},
                                  {"optimizations.sharded_optimizer", not_true},
                                  {"optimizations.sharded_gradients", not_true},
+                                 {"optimizations.gradient_compression", {{"enum", {false, "false", nullptr}}}},
+                                 {"optimizations.tensor_fusion_threshold", false},
+                                 {"optimizations.tensor_fusion_cycle_time", false},
                                  {"optimizations.local_sgd", {{"type", "null"}}},
                                  {"optimizations.mixed_precision", {{"enum", {"O0", "none"}}}},
                                  {"optimizations.auto_tune_tensor_fusion", {{"const", false}}},

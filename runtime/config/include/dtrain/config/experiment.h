@@ -199,9 +199,7 @@ std::vector<Refusal> refusals_on_gpus(const Experiment& experiment);
 
 // Returns the keys that ask for something that CPUs do not support.
 std::vector<Refusal> refusals_on_cpus(const Experiment& experiment);
-// Returns the keys that ask for something that virtual ranks do not support yet.
-std::vector<Refusal> refusals_with_virtual_ranks(const Experiment& experiment);
-// Refuses these keys, and numbers that do not fit the number of virtual ranks.
+// Refuses keys that virtual ranks do not support yet, and numbers that do not fit the number of virtual ranks.
 void check_virtual_ranks(Section& root, const Experiment& experiment);
 // Why communication.security: tls is refused for connections that dtrain does not make itself.
 std::string not_with_tls(const std::string& whose);
