@@ -123,8 +123,8 @@ void Membership::make_device_communicator(const comm::NcclOptions& nccl, const c
   device_communicator_ = comm::make_nccl_communicator(*control_, nccl, options);
 }
 
-void Membership::watch_for_stopped_ranks(const std::string& host_name, std::chrono::milliseconds patience) {
-  stopped_ = std::make_unique<StoppedRanks>(*control_, host_name, patience);
+void Membership::watch_for_stopped_ranks(const std::string& host_name, std::chrono::milliseconds patience, Logger log) {
+  stopped_ = std::make_unique<StoppedRanks>(*control_, host_name, patience, std::move(log));
 }
 
 void Membership::release_communicators() {

@@ -53,7 +53,7 @@ class Membership {
   // Calls `callback` when a rank fails: once in each generation, this one and later ones.
   void on_failure(std::function<void(const comm::RankFailure&)> callback);
   // Collective: from now on ranks that are stopped are noticed (stopped_ranks.h), until the end of this generation.
-  void watch_for_stopped_ranks(const std::string& host_name, std::chrono::milliseconds patience);
+  void watch_for_stopped_ranks(const std::string& host_name, std::chrono::milliseconds patience, Logger log);
   // Releases the communicators and stays connected.
   void release_communicators();
   // Ends this generation in good order: waits until every rank has called it. Not after a failure.

@@ -148,12 +148,13 @@ void share_pulse(LauncherLink& link, const Logger& log) {
 }
 
 // A launcher or keeper of this host sees by the pulses of its ranks which of them is stopped.
-void watch_for_stopped_ranks(Membership& membership, const RankIdentity& identity, const config::Recovery& recovery) {
+void watch_for_stopped_ranks(Membership& membership, const RankIdentity& identity, const config::Recovery& recovery,
+                             const Logger& log) {
   constexpr std::chrono::seconds kPatience{10};
   const RankEnvironment& environment = identity.environment;
   const bool is_watched = environment.is_child() || environment.is_kept();
   if (is_watched || !recovery.watches_for_hangs() || environment.world.size == 1) return;
-  membership.watch_for_stopped_ranks(identity.host.name, recovery.hang_time().value_or(kPatience));
+  membership.watch_for_stopped_ranks(identity.host.name, recovery.hang_time().value_or(kPatience), log);
 }
 
 }  // namespace
@@ -228,7 +229,7 @@ std::unique_ptr<RankSession> RankSession::start(const RankOptions& options) {
     if (self.launcher_) share_pulse(self.launcher_->link(), self.log_);
     self.start_recording();
     self.make_communicator();
-    watch_for_stopped_ranks(*self.membership_, *self.identity_, self.experiment().recovery);
+    watch_for_stopped_ranks(*self.membership_, *self.identity_, self.experiment().recovery, self.log_);
     self.membership_->on_failure([&self](const comm::RankFailure& failure) { self.on_rank_failure(failure); });
     // From here on a signal asks for a stop after the step. Before, it ends this process.
     self.signals_ = std::make_unique<RankSignals>();

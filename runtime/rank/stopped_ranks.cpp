@@ -25,8 +25,8 @@ std::string process_space(const comm::World& world) {
 }  // namespace
 
 StoppedRanks::StoppedRanks(comm::ControlPlane& control, const std::string& host_name,
-                           std::chrono::milliseconds patience)
-    : control_(control), patience_(patience) {
+                           std::chrono::milliseconds patience, Logger log)
+    : control_(control), patience_(patience), log_(std::move(log)) {
   const comm::World& world = control.world();
   const std::string space = process_space(world);
   const auto all =
@@ -87,6 +87,7 @@ void StoppedRanks::end(const Peer& peer, std::chrono::nanoseconds silent) {
   const std::string cause = "rank " + std::to_string(peer.rank) + " (pid " + std::to_string(peer.pid) + " on " +
                             peer.host_name + ") is stopped (SIGSTOP): it has sent nothing for " +
                             format_duration(silent) + ", though its host answers";
+  log_->error("{}", cause);  // nobody else says it
   control_.fail({.rank = peer.rank, .step = -1, .cause = cause, .departure = comm::Departure::kTimedOut});
   if (peer.is_here) ::kill(static_cast<pid_t>(peer.pid), SIGKILL);
 }

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "dtrain/base/log.h"
 #include "dtrain/comm/control.h"
 
 namespace dtrain::rank {
@@ -20,7 +21,8 @@ class StoppedRanks {
  public:
   // Collective. A rank that has sent nothing for `patience` and a few seconds fails the run, with that as the cause,
   // and is killed if it is on this host. `host_name`: of this host. `control` outlives this object.
-  StoppedRanks(comm::ControlPlane& control, const std::string& host_name, std::chrono::milliseconds patience);
+  StoppedRanks(comm::ControlPlane& control, const std::string& host_name, std::chrono::milliseconds patience,
+               Logger log);
   ~StoppedRanks();
   StoppedRanks& operator=(StoppedRanks&&) = delete;
 
@@ -40,6 +42,7 @@ class StoppedRanks {
 
   comm::ControlPlane& control_;
   const std::chrono::milliseconds patience_;
+  const Logger log_;
   std::vector<Peer> peers_;
   std::optional<SteadyClock::time_point> last_look_;
   std::mutex mutex_;
