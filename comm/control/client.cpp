@@ -53,7 +53,7 @@ class ControlClient final : public PlaneBase {
   std::optional<ClockOffset> measure_clock(std::chrono::milliseconds deadline) override;
   PeerState peer_state(int rank) const override;
   void finish() override;
-  void leave() override { send(encode_message({{"t", "finish"}})); }
+  void leave() override;
 
  private:
   enum class Stage { kConnecting, kReady, kRefused, kClosed };
@@ -398,8 +398,19 @@ PeerState ControlClient::peer_state(int rank) const {
   return SteadyClock::now() - last_beat_ > kMissedHeartbeats * options_.heartbeat ? PeerState::kLate : states_[0];
 }
 
+void ControlClient::leave() {
+  send(encode_message({{"t", "finish"}}));
+  if (on_control_thread()) return;
+  // The process may end at once, and then what lies in its connection is lost. Rank 0 answers in order.
+  Lock lock(mutex_);
+  missing_.erase("");
+  send(encode_message({{"t", "who"}, {"n", ""}}));
+  const auto over = [this] { return missing_.count("") != 0 || failure_ || all_finished_ || closed_; };
+  changed_.wait_for(lock, kClientFailureHandover, over);
+}
+
 void ControlClient::finish() {
-  leave();
+  send(encode_message({{"t", "finish"}}));
   Lock lock(mutex_);
   if (!wait(
           lock, SteadyClock::now() + options_.timeout, [&] { return all_finished_; }, "the end of all ranks")) {

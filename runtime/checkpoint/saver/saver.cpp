@@ -43,23 +43,18 @@ struct StartedSaver {
 };
 
 StartedSaver start_saver(const SaverOptions& options, int memory_fd) {
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
-    throw SystemError("cannot make a socket for dtrain-saver", errno);
-  }
-  UnixSocket ours{UniqueFd(ends[0])};
-  const UniqueFd theirs(ends[1]);
+  UnixSocketPair link = make_socket_pair();
   Json settings = to_json(options);
   settings["starter_pid"] = ::getpid();
   ProcessOptions start;
   start.command = {find_saver().string()};
-  start.fds = {{kSocketFd, theirs.get()}, {kMemoryFd, memory_fd}};
+  start.fds = {{kSocketFd, link.theirs.get()}, {kMemoryFd, memory_fd}};
   // The lock is taken before the process starts, so that the next attempt waits for that process.
   StorageLock lock(options.storage);
   settings["locked"] = options.host == 0 && try_to_lock(lock);
   if (settings.at("locked") == true) start.fds[kLockFd] = lock.fd();
   start.command.push_back(to_line(settings));
-  return {Process::start(start), std::move(ours)};
+  return {Process::start(start), std::move(link.ours)};
 }
 
 constexpr int kIoIdle = 3 << 13;  // IOPRIO_CLASS_IDLE
