@@ -115,6 +115,7 @@ std::optional<fs::path> save_newest_in_memory(const fs::path& run, const fs::pat
   for (const Entry& entry : list(storage)) {
     if (entry.damage.empty() && entry.about.step >= newest->about.step) return std::nullopt;
   }
+  add_checksums(newest->path);
   if (!adopt_checkpoint(newest->path, storage)) return std::nullopt;
   return storage / newest->path.filename();
 }

@@ -36,7 +36,8 @@ void sync_file(const fs::path& path) {
   if (!fd || ::fsync(fd.get()) != 0) throw SystemError("cannot synchronise " + path.string(), errno);
 }
 
-// Gives the files of a state in memory, which has none, checksums.
+}  // namespace
+
 void add_checksums(const fs::path& checkpoint) {
   Manifest manifest = parse_manifest(read_file(checkpoint / kManifestFile));
   if (manifest.has_checksums) return;
@@ -54,8 +55,6 @@ void add_checksums(const fs::path& checkpoint) {
   manifest.has_checksums = true;
   write_file_atomic(checkpoint / kManifestFile, to_text(manifest));
 }
-
-}  // namespace
 
 std::string folder_name(std::string_view prefix, std::int64_t step) {
   return std::string(prefix) + std::to_string(step);
@@ -124,7 +123,6 @@ bool adopt_checkpoint(const fs::path& checkpoint, const fs::path& storage) {
     return false;
   }
   if (code) throw SystemError("cannot put " + checkpoint.string() + " into " + storage.string(), code.value());
-  add_checksums(partial);
   sync_folder(partial);
   fs::rename(partial, storage / step_folder(*step), code);
   if (code) throw SystemError("cannot rename " + partial.string(), code.value());

@@ -44,6 +44,9 @@ std::optional<std::int64_t> step_of_folder(std::string_view name);
 // the reason.
 std::string size_problem(const ManifestFile& file, bool found, const struct stat& info);
 
+// Gives the files of a state in memory, which has none, checksums. SystemError, DataError.
+void add_checksums(const std::filesystem::path& checkpoint);
+
 // Makes the names in a folder durable. SystemError.
 void sync_folder(const std::filesystem::path& folder);
 void sync_folder(int fd, const std::filesystem::path& folder);

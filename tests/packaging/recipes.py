@@ -468,7 +468,7 @@ void add_hello(CLI::App& app, ExitCode*) {
 }  // namespace dtrain::cli
 """)
         recipe.replace(commands, "void add_version(", "void add_hello(CLI::App& app, ExitCode* exit_code);\nvoid add_version(")
-        recipe.replace(commands, "kCommands{\n", "kCommands{add_hello,\n")
+        recipe.replace(commands, "kCommands{", "kCommands{add_hello, ")
         self.assertFollows(recipe, "a command", "hello")
         made = compile_text("dtrain", "command", f'#include "{TREE / own}"\n#include "{TREE}/runtime/cli/main.cpp"\n')
         # The first definition of main() is this one; the other commands are those of the build.

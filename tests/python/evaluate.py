@@ -72,6 +72,15 @@ class EvaluateTest(ScriptTest):
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         return json.loads(done.stdout) if "--json" in words else done.stdout + done.stderr
 
+    def check_full_disk(self, command, *words):
+        """An answer that cannot be written is a failure."""
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([self.build.program("dtrain"), command, *map(str, words)], cwd=self.folder,
+                                  env=harness.environment(**package.of(self.build)), stdin=subprocess.DEVNULL, stdout=full,
+                                  stderr=subprocess.PIPE, text=True, timeout=harness.DEADLINE, check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("not everything could be written to standard output", done.stderr)
+
     def predict(self, run, ranks, file="out.npy", *words):
         """The file's bytes; it is removed."""
         said = self.call("predict", run, "--slots", ranks, "--out", self.folder / file, "--json", *words)
@@ -187,6 +196,7 @@ class Trials(EvaluateTest):
                     "searcher": {"metric": "loss", "max_length": {"batches": STEPS}}, **KEPT}
         result = self.train(sections)
         self.check_bits(result)
+        self.check_full_disk("evaluate", result.run_dir)
         self.assertIn("no predict_batch()", self.call("predict", result.run_dir, "--out", "out.npy", code=2))
         self.assertEqual(list(self.folder.glob("out.npy*")), [])
 
