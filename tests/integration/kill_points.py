@@ -13,7 +13,6 @@ The runs stay where it fails.
 import argparse
 import collections
 import json
-import os
 import random
 import stat
 import sys

@@ -22,7 +22,7 @@ import sys
 import time
 from pathlib import Path
 
-from harness import Build, Workplace, write_experiment
+from harness import Build, Workplace, environment, write_experiment
 from resume import differences, what_is_left
 from watched_launch import Launch
 

@@ -6,7 +6,6 @@ what is left of their collectives. Under torchrun nobody watches the ranks but t
 import signal
 import subprocess
 import sys
-import unittest
 from pathlib import Path
 
 import package
