@@ -12,6 +12,7 @@ DTRAIN_RESUME_ROUNDS repeats everything with the seeds that follow.
 Equal are: all tensors and values of the last checkpoint on every rank, the final weights, metrics.jsonl without its
 times.
 """
+import contextlib
 import hashlib
 import json
 import os
@@ -536,13 +537,21 @@ def memory_of_failed_run(build, workplace):
     file = synthetic(build, folder / "experiment.yaml", **{**OFTEN, "max_restarts": 1})
     RankKiller(folder / "run", [1], [0.2])
 
-    def kill_next_attempt():  # before it is any further
-        while len(started := events_of(folder / "run", "rank_started")) < 3:
-            time.sleep(0.002)
-        os.kill(started[2]["pid"], signal.SIGKILL)
+    ended = threading.Event()
 
-    threading.Thread(target=kill_next_attempt, daemon=True).start()
+    def kill_later_attempts():  # until one is killed before it is any further
+        killed = 2
+        while not ended.wait(0.002):
+            for rank in events_of(folder / "run", "rank_started")[killed:]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank["pid"], signal.SIGKILL)
+                killed += 1
+
+    killer = threading.Thread(target=kill_later_attempts)
+    killer.start()
     failed = launch(build, file, folder / "run")
+    ended.set()
+    killer.join()
     problems = [] if failed.code == 1 else [f"exit code {failed.code}:\n{failed.output}"]
     last = events_of(folder / "run", "memory_saved")
     if not last or memory_of(folder / "run").exists():
