@@ -141,9 +141,9 @@ std::string text_of(const Words& words) {
 TEST_F(StandardOutput, OnAFullDiskEveryCommandFails) {
   std::set<std::string> not_tried = all_commands(run_);
   EXPECT_TRUE(not_tried.contains("task list")) << "the help is read wrongly";
-  not_tried.erase("board");          // serves until it is ended: tests/board/board.py
-  not_tried.erase("follow");         // becomes a process in Python: tests/trackers/follow.py
-  not_tried.erase("evaluate");       // need a program that trains: tests/python/evaluate.py
+  not_tried.erase("board");     // serves until it is ended: tests/board/board.py
+  not_tried.erase("follow");    // becomes a process in Python: tests/trackers/follow.py
+  not_tried.erase("evaluate");  // need a program that trains: tests/python/evaluate.py
   not_tried.erase("predict");
   not_tried.erase("model inspect");  // needs a file of torch.export: tests/integration/exported_runs.py
   for (const Words& words : one_of_each()) {
