@@ -53,6 +53,11 @@ void take_experiment(const std::string& run, launcher::EvaluateRequest& request)
 }
 
 launcher::EvaluateRequest request_of(const EvaluateArguments& arguments) {
+  for (const std::string& value : arguments.overrides) {
+    if (!value.starts_with("initial_weights")) continue;
+    throw ConfigError("--set " + value + " has no effect: the weights are those that RUN names",
+                      "name a file of weights or a checkpoint in its place");
+  }
   launcher::EvaluateRequest request;
   std::optional<std::string> run;
   if (is_weights(arguments.what)) {

@@ -172,6 +172,7 @@ class Files(EvaluateTest):
         self.assertIn("--force", self.call("predict", result.run_dir, "--out", moved, code=2))
         for words, said in (((result.run_dir, 5), "there is no checkpoint of step 5"), ((self.folder / "nothing",), "nothing"),
                             ((result.run_dir, "--data", "validation=null"), "there is no validation data"),
+                            ((result.run_dir, "--set", "initial_weights.strict=false"), "has no effect"),
                             ((result.run_dir, "--set", "optimizer.kind=adamx"), "adamx")):
             self.assertIn(said, self.evaluate(*words, code=1 if "null" in str(words[-1]) else 2))
 
