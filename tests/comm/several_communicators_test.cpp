@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -40,6 +41,7 @@ void wait_in_a_circle(TestWorld world, bool one_host,
   constexpr std::size_t kCount = 1'000'003;
   for (int r = 0; r < world.size && !one_host; ++r) world.hosts.push_back("host-" + std::to_string(r));
   world.timeout = std::chrono::seconds(20);
+  std::atomic<int> calls = 0;  // a rank that gets the processor late finds all of its operations complete, and drives nothing
   test::run_control_ranks(world, [&](ControlPlane& control) {
     UnderWay under_way;
     CommunicatorOptions options = world.communicator_options();
@@ -75,9 +77,10 @@ void wait_in_a_circle(TestWorld world, bool one_host,
       }
       under_way.works.clear();
     }
-    EXPECT_GT(under_way.calls, 0);
+    calls += under_way.calls;
     control.barrier("all have waited");
   });
+  EXPECT_GT(calls, 0);
 }
 
 TEST(SeveralCommunicators, AreWaitedForInACircle) {
