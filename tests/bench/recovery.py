@@ -1,6 +1,6 @@
 """From the death of a rank to the end of the next new batch: dtrain, and torchrun's elastic restarts beside it.
 
-    recovery.py BIN [--json] [--quick] [--soon] [--seed N] [--cases cnn,mlp,torchrun,cost] [--seconds N]
+    recovery.py BIN [--json] [--quick] [--soon] [--seed N] [--cases cnn,mlp,torchrun,cost] [--seconds N] [--torchft FOLDER]
 
 A random rank, rank 0 too, gets SIGKILL while the run trains; then again, until the turn's time is over. A new batch is one that no
 rank had done before. Its end, and the last batch before the kill, are those of the ranks' own records.
@@ -19,6 +19,10 @@ torchrun: the same CNN (and MLP, without --quick) under `torchrun --max-restarts
 restart_ms. What it repeats follows from its checkpoints: torch.save() holds up the loop for torchrun_save_ms, so a period in
 which that is 1% of the loop repeats half of that period at the mean: torchrun_ms is the sum. torchrun_ratio is
 torchrun_ms over the median_ms of the script in Python, cpp_ratio over that of the same model in C++.
+
+torchft (--torchft FOLDER, into which pip has installed it): the CNN in two replica groups under torchrun. Nothing is repeated: the others
+train without the dead group's samples, which are dropped. goes_on_ms is until their next update (with the rest of the replicas),
+torchft_ms until the end of the first batch of the group that came back, torchft_ratio that over the script's median_ms.
 
 cost: the mean steps of the CNN with and without states in memory (recovery.interval: off), in turns, less 1 (not with --quick).
 """
@@ -219,6 +223,57 @@ class Torchrun:
             self.launcher.kill()
 
 
+class Torchft:
+    def __init__(self, folder, arguments):
+        self.folder, self.log = folder, folder / "log"
+        folder.mkdir()
+        script = HERE / "recovery_torchft.py"
+        environment = os.environ | {"PYTHONPATH": str(arguments.torchft), "OMP_NUM_THREADS": "1"}
+        self.lighthouse = subprocess.Popen([PYTHON, script, "lighthouse"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                           stderr=open(folder / "lighthouse", "w"), text=True)
+        environment["TORCHFT_LIGHTHOUSE"] = f"http://127.0.0.1:{self.lighthouse.stdout.readline().strip()}"
+        command = [Path(PYTHON).parent / "torchrun", "--standalone", "--nproc-per-node", 1, "--max-restarts", 1000,
+                   "--monitor-interval", 0.1, script, "replica", "cnn", folder]
+        self.replicas = [subprocess.Popen([str(word) for word in command], env=environment | {"REPLICA_GROUP_ID": str(group)},
+                                          stdin=subprocess.DEVNULL, stdout=open(self.log, "a"), stderr=subprocess.STDOUT)
+                         for group in range(2)]
+
+    def lines(self, name):
+        if any(one.poll() is not None for one in self.replicas):
+            raise RuntimeError(f"torchft has ended:\n{self.log.read_text()[-3000:]}")
+        path = self.folder / name
+        text = path.read_text() if path.exists() else ""
+        return [[int(word) for word in line.split()] for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def batches(self, group, from_ns):
+        """The ends of its updates with all replicas, and with any, after `from_ns`."""
+        made = [(end, replicas) for _, _, end, committed, replicas in self.lines(f"batches-{group}") if committed and end > from_ns]
+        return [end for end, replicas in made if replicas == 2], [end for end, _ in made]
+
+    def trains(self):
+        wait_until(lambda: all(len(self.batches(group, 0)[0]) > 20 for group in range(2)), "training of both replicas of torchft")
+
+    def disturb(self, dice):
+        group = dice.choice(range(2))
+        pid = dict(self.lines("pids"))[group]
+        killed_ns = time.monotonic_ns()
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: self.batches(group, killed_ns + 10**8)[0], "a batch of the replica of torchft that was killed")
+        ms = lambda end: (end - killed_ns) / 1e6
+        others = self.batches(1 - group, killed_ns)[1]
+        return {"goes_on_ms": ms(others[0]), "torchft_ms": ms(self.batches(group, killed_ns + 10**8)[0][0])}
+
+    def close(self):
+        for one in self.replicas:
+            one.terminate()
+        self.lighthouse.stdin.close()
+        for one in [*self.replicas, self.lighthouse]:
+            try:
+                one.wait(PATIENCE)
+            finally:
+                one.kill()
+
+
 def disturbed(run, end, dice, wait_s):
     """What came of each kill until then: of one at least."""
     found = []
@@ -280,9 +335,9 @@ def measure(arguments, folder):
     rounds = 1 if arguments.quick else 3
     with_cost = "cost" in wanted and not arguments.quick
     cost_s = min(LONGEST_COST_S, arguments.seconds / 4) if with_cost else 0
-    turn_s = (arguments.seconds - cost_s) / (rounds * max(1, len(cases) + len(models)))
+    turn_s = (arguments.seconds - cost_s) / (rounds * max(1, len(cases) + len(models) + bool(arguments.torchft)))
     wait_s = SOON_S if arguments.soon else (FROM_S, UNTIL_S)
-    of_case, of_peer, steps = {}, {}, {}
+    of_case, of_peer, steps, of_torchft = {}, {}, {}, []
     for turn in range(rounds):
         for case, ranks in cases:
             end = time.monotonic() + turn_s
@@ -299,6 +354,13 @@ def measure(arguments, folder):
                 steps.setdefault(model, []).append(run.save_and_step_ms())
             finally:
                 run.close()
+        if arguments.torchft:
+            end = time.monotonic() + turn_s
+            run = Torchft(folder / f"torchft-{turn}", arguments)
+            try:
+                of_torchft += disturbed(run, end, dice, (0.2, 1))
+            finally:
+                run.close()
     rows = [row(case, ranks, found) for (case, ranks), found in of_case.items()]
     peers = [torchrun_row(model, found, *(statistics.median(values) for values in zip(*steps[model])))
              for model, found in of_peer.items()]
@@ -310,6 +372,11 @@ def measure(arguments, folder):
     for peer in peers:
         if peer["model"] in medians:
             result[f"{peer['model']}_cpp_ratio"] = round(peer["torchrun_ms"] / medians[peer["model"]], 2)
+    if of_torchft:
+        result["torchft"] = {name: round(statistics.median(one[name] for one in of_torchft), 1) for name in of_torchft[0]}
+        result["torchft"]["kills"] = len(of_torchft)
+        if "python" in medians:
+            result["torchft_ratio"] = round(result["torchft"]["torchft_ms"] / medians["python"], 2)
     if with_cost:
         (folder / "cost").mkdir()
         result["cost"] = undisturbed_cost(folder / "cost", arguments, cost_s)
@@ -325,6 +392,9 @@ def main():
     parser.add_argument("--soon", action="store_true", help="kill within the first second of each attempt")
     parser.add_argument("--cases", default="cnn,mlp,python,sharded,all_dead,torchrun,cost")
     parser.add_argument("--seconds", type=float, help="of the whole measurement, about; each turn has at least one kill")
+    parser.add_argument("--torchft", type=Path, metavar="FOLDER",
+                        help="torchft is a contestant: pip install --target FOLDER --no-deps torchft and, with what it needs,"
+                        " opentelemetry-exporter-otlp-proto-http")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # the runs are ended, too
     arguments.seconds = arguments.seconds or (40 if arguments.quick else 400)
