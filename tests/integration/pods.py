@@ -16,6 +16,7 @@ from pathlib import Path
 
 from cluster_bed import BED, HOSTS, on_host
 from harness import BUILD, DEADLINE, SOURCE, Result, Workplace, main, overrides, wait_until, write_job
+from trainer_server import read_posts
 
 MASTER = "trainer-node-0-0.trainer"
 USER = 1000
@@ -305,6 +306,31 @@ class Recovering(PodsTest):
         for pod in pods:
             self.assertRegex(pod.output(), r"dtrain: attempt 1 failed: rank [23] was killed by signal 9 \(SIGKILL\)\n"
                                            r"dtrain: restart 1 of 5")
+
+    def test_the_first_keeper_tells_kubeflow_of_the_progress_through_a_restart(self):
+        folder = self.work.path / "server"
+        address, program = "10.71.1.2", str(Path(__file__).with_name("trainer_server.py"))  # in neither pod
+        server = subprocess.Popen([BED, "run", HOSTS, "b", sys.executable, "-B", program, str(folder), address])
+        try:
+            wait_until((folder / "url").is_file, "the server")
+            inside = {"URL": (folder / "url").read_text(), "TOKEN": self.inside(folder / "token"),
+                      "CA_CERT": self.inside(folder / "ca.crt")}
+            variables = {f"KUBEFLOW_TRAINER_SERVER_{name}": value for name, value in inside.items()}
+            pods = self.run_both(self.command, variables=variables.items())
+            self.saved(2)
+            on_host("a", "kill", "-KILL", self.ranks("a")[0])
+            self.expect(pods, 0)
+        finally:
+            server.kill()
+            server.wait()
+        self.check_bits([1])
+        posts = [post["body"]["trainerStatus"] for post in read_posts(folder)]
+        self.assertGreaterEqual(len(posts), 2)
+        self.assertEqual([post["progressPercentage"] for post in posts[-1:]], [100])
+        metrics = {metric["name"]: metric["value"] for metric in posts[-1]["metrics"]}
+        self.assertEqual(metrics["batch"], str(self.BATCHES))
+        self.assertLessEqual({"loss", "training/loss", "validation/loss"}, set(metrics))
+        self.assertNotIn("Kubeflow", "".join(pod.output() for pod in pods))
 
     def test_a_rank_that_is_stopped_is_named_and_started_again_in_place(self):
         pods = self.run_both([*self.command, "--set", "recovery.hang=1"])

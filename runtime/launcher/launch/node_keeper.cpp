@@ -85,13 +85,19 @@ class Keeper {
         node_(node),
         variables_(variables),
         most_restarts_(restarts ? plan.experiment.max_restarts : 0),
-        host_(host::host_identity().name) {}
+        host_(host::host_identity().name),
+        status_(is_first() ? variables : rank::Variables{}, [](const std::string& warning) {
+          std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str());
+        }) {}
 
   ExitCode run() {
     try {
       meet();
       for (;;) {
-        if (const auto code = attempt()) return *code;
+        if (const auto code = attempt()) {
+          status_.end(*code == ExitCode::kDone);
+          return *code;
+        }
       }
     } catch (const Stopped& stopped) {
       const bool goes_on_later = stopped.signal != SIGINT && last_saved() > 0;
@@ -135,7 +141,7 @@ class Keeper {
     const std::string name = std::to_string(run_.started);
     NodeRanks ranks(plan_, node_, variables_, run_.run_dir, run_.started);
     ++run_.started;
-    const NodeEnd end = ranks.wait(signals_, *keepers_);
+    const NodeEnd end = ranks.wait(signals_, *keepers_, status_);
     std::string lost = keepers_->lost();
     if (lost.empty()) {
       try {
@@ -262,6 +268,7 @@ class Keeper {
   const int most_restarts_;
   const std::string host_;
   const SystemClock clock_;
+  rank::TrainerStatus status_;
   rank::LaunchSignals signals_;
   RunKept run_;
   std::unique_ptr<rank::Keepers> keepers_;

@@ -135,7 +135,7 @@ NodeRanks::NodeRanks(const NodePlan& plan, const rank::NodeEnvironment& node, co
   }
 }
 
-NodeEnd NodeRanks::wait(rank::LaunchSignals& signals, rank::Keepers& keepers) {
+NodeEnd NodeRanks::wait(rank::LaunchSignals& signals, rank::Keepers& keepers, rank::TrainerStatus& status) {
   bool lost = false;
   while (!all_ended()) {
     std::vector<pollfd> descriptors{{signals.fd(), POLLIN, 0}};
@@ -146,14 +146,14 @@ NodeEnd NodeRanks::wait(rank::LaunchSignals& signals, rank::Keepers& keepers) {
     }
     ::poll(descriptors.data(), descriptors.size(), kPollMs);
     while (const auto signal = signals.next()) interrupt(*signal);
-    read_links();
+    read_links(status);
     for (RankProcess& rank : ranks_) reap(rank);
     lost = lost || !keepers.lost().empty();
     if (lost && !failed_at_) failed_at_ = SteadyClock::now();
     if (!failed_at_ && !interrupted_at_) look_for_hangs(keepers);
     end_what_hangs();
   }
-  read_links();
+  read_links(status);
   return end();
 }
 
@@ -211,10 +211,11 @@ bool NodeRanks::is_failure(const ExitStatus& status) const {
   return code != ExitCode::kDone && code != ExitCode::kPreempted && code != ExitCode::kInterrupted;
 }
 
-void NodeRanks::read_links() {
+void NodeRanks::read_links(rank::TrainerStatus& status) {
   for (RankProcess& rank : ranks_) {
     const RankNews news = rank.read_link();
     if (!news.folder.empty()) run_dir_ = news.folder;
+    if (news.progress) status.take(*news.progress, rank::RunFolder{run_dir_}.metrics());
   }
 }
 

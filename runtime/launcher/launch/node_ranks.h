@@ -20,6 +20,7 @@
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/keepers.h"
 #include "dtrain/rank/stop_requests.h"
+#include "dtrain/rank/trainer_status.h"
 #include "launch/attempts.h"
 #include "launch/hang_watch.h"
 #include "launch/hanging_ranks.h"
@@ -88,13 +89,13 @@ class NodeRanks {
 
   // Waits until all have ended. Passes signals on. Once one has failed, or a host is lost, the others of this host get
   // some time to stop by themselves, and are then ended.
-  NodeEnd wait(rank::LaunchSignals& signals, rank::Keepers& keepers);
+  NodeEnd wait(rank::LaunchSignals& signals, rank::Keepers& keepers, rank::TrainerStatus& status);
   // The run's folder, as the ranks have told it. Empty: rank 0 has not made it yet.
   const std::filesystem::path& run_dir() const { return run_dir_; }
 
  private:
   bool all_ended() const;
-  void read_links();
+  void read_links(rank::TrainerStatus& status);
   void reap(RankProcess& rank);
   void look_for_hangs(rank::Keepers& keepers);
   void interrupt(int signal);

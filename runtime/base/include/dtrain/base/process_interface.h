@@ -88,6 +88,11 @@ inline constexpr Variable kVariables[] = {
      "The number of hosts, the number of this host, its ranks, and where rank 0 is, for hosts that each start their "
      "own ranks. Kubernetes sets them.",
      "`dtrain launch`, `dtrain run`, ranks"},
+    {"KUBEFLOW_TRAINER_SERVER_URL KUBEFLOW_TRAINER_SERVER_TOKEN KUBEFLOW_TRAINER_SERVER_CA_CERT",
+     "an https address; two files",
+     "The server that gets the progress of the run, the token for it, and the certificates that it must have one of "
+     "([kubernetes.md](kubernetes.md#progress)). Kubeflow Trainer sets them.",
+     "`dtrain launch`, `dtrain run`, ranks"},
     {"OMP_NUM_THREADS OMP_WAIT_POLICY GOMP_SPINCOUNT", "as OpenMP reads them",
      "Passed to the ranks unchanged. If they are not set, `dtrain launch` sets them to the number of cores of a rank's "
      "slot, to passive, and to 10000: threads spin for some 0.1 ms before they sleep.",
