@@ -428,6 +428,97 @@ class Recovering(PodsTest):
         self.assertIn("host 0 (nodea) has waited 5.00 s for host 1 (PET_NODE_RANK)", survivor.output())
 
 
+class Changing(PodsTest):
+    """PET_NNODES=1:2: the run begins and goes on with the hosts that are there."""
+    SETS = ["scheduling_unit=10", "min_checkpoint_period.batches=100", "resources.slots_per_trial=4", *SMALL]
+
+    def begin(self, *hosts, batches=1500, seconds=2, sets=(), **more):
+        self.run_dir = getattr(self, "run_dir", None) or self.work.new_run()
+        for host in "ab":
+            self.resolve(host)
+        command = self.launch(SYNTHETIC, self.run_dir, *overrides([*self.SETS, f"searcher.max_length.batches={batches}", *sets]))
+        variables = {"PET_NNODES": "1:2", "PET_RDZV_CONF": f"join_timeout=600,last_call_timeout={seconds}"}
+        return [self.start(host, command, variables=variables.items(), **more) for host in hosts]
+
+    def reached_checkpoint(self):
+        events = self.run_dir / "events.jsonl"
+        wait_until(lambda: (events.is_file() and Result(0, "", self.run_dir).events("checkpoint_saved"))
+                   or any(pod.has_ended() for pod in self.pods), "a checkpoint")
+
+    def weights(self):
+        return Result(0, "", self.run_dir).weights_file.read_bytes()
+
+    def lose(self, host, pods):
+        on_host(host, "pkill", "-KILL", "-u", str(USER))
+        (lost,) = (pod for pod in pods if pod.host == host)
+        lost.process.wait(DEADLINE)
+        self.pods.remove(lost)
+        return [pod for pod in pods if pod is not lost]
+
+    def test_it_begins_with_the_number_that_is_there_after_the_last_call(self):
+        pods = self.begin("a", batches=100)
+        self.expect(pods, 0)
+        result = Result(0, "", self.run_dir)
+        self.assertEqual([rank["host"] for rank in result.json("plan.json")["ranks"]], ["nodea", "nodea"])
+        self.assertIn("hosts       1, 2 of them may train", pods[0].output())
+        self.assertEqual(result.events("hosts_changed"), [])
+
+    def test_all_hosts_that_come_in_time_take_part(self):
+        self.expect(self.begin("b", "a", batches=100, seconds=60), 0)
+        self.assertEqual(len(Result(0, "", self.run_dir).json("plan.json")["ranks"]), 4)
+
+    def test_it_goes_on_with_another_number_and_virtual_ranks_keep_the_bits(self):
+        """The bits are those of the same run on one host: which number of ranks did which batch decides nothing."""
+        sets = ["reproducibility.virtual_ranks=4"]
+        pods = self.begin("a", "b", sets=sets)
+        self.reached_checkpoint()
+        pods = self.lose("b", pods)
+        self.expect(pods, 0)
+        result = Result(0, "", self.run_dir)
+        (changed,) = result.events("hosts_changed")
+        self.assertEqual((changed["hosts"], changed["before"], changed["ranks"]), ([0], [0, 1], 2))
+        self.assertGreaterEqual(changed["step"], 100)
+        self.assertRegex(pods[0].output(), r"dtrain: host 1 has not come back: the run goes on from batch \d+ with 2 ranks on 1 host in "
+                                           r"place of 4 ranks on 2 hosts; its virtual ranks keep the bits")
+        self.assertEqual([event.get("step", 0) > 0 for event in result.events("attempt_started")], [False, True])
+        self.assertEqual(result.metrics("training")[-1]["batch"], 1500)
+        disturbed = self.weights()
+        self.run_dir = self.work.new_run()
+        self.expect(self.begin("a", sets=sets), 0)
+        self.assertEqual(self.weights(), disturbed)
+
+    def test_a_host_that_comes_back_in_time_keeps_the_number(self):
+        pods = self.begin("a", "b", seconds=60)
+        self.reached_checkpoint()
+        pods = [*self.lose("b", pods), *self.begin("b", seconds=60)]
+        self.expect(pods, 0)
+        self.assertEqual(Result(0, "", self.run_dir).events("hosts_changed"), [])
+        self.assertEqual(len(Result(0, "", self.run_dir).json("plan.json")["ranks"]), 4)
+
+    def test_a_host_whose_ranks_do_not_divide_the_batch_waits_for_a_place(self):
+        pods = self.begin("a", "b", batches=300, sets=["hyperparameters.global_batch_size=6"])
+        self.expect(pods, 0)
+        self.assertIn("host 1 (nodeb) waits for a place: the ranks of 1 host train", pods[1].output())
+        self.assertEqual(len(Result(0, "", self.run_dir).json("plan.json")["ranks"]), 2)
+
+    def test_a_batch_that_no_number_divides_is_refused(self):
+        pods = self.begin("a", "b", sets=["hyperparameters.global_batch_size=7"])
+        self.expect(pods, 2)
+        self.assertIn("hyperparameters.global_batch_size: 7 is not divided exactly by 2, 4, the numbers of ranks of PET_NNODES=1:2",
+                      pods[0].output())
+
+    def test_the_number_of_ranks_of_a_host_must_be_said(self):
+        self.expect(self.begin("a", ranks_here=None), 2)
+        self.assertIn("set PET_NPROC_PER_NODE to a number", self.pods[0].output())
+
+    def test_host_0_is_where_the_others_meet(self):
+        pods = self.begin("a", "b", sets=["communication.timeout=5"])
+        self.reached_checkpoint()
+        (survivor,) = self.lose("a", pods)
+        self.assertEqual(survivor.wait(), 1)
+        self.assertIn("host 1 (nodeb) has waited 5.00 s for host 0", survivor.output())
+
+
 class Training(PodsTest):
     def test_the_weights_are_those_of_mpi_to_the_bit(self):
         if not (self.build.bin.parent / "lib" / "libdtrain_comm_mpi.so").is_file():
@@ -507,4 +598,4 @@ class Soak(PodsTest):
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # tearDown runs
-    main("dtrain-agent", defaultTest=["Starting", "Ending", "Recovering", "Training"])
+    main("dtrain-agent", defaultTest=["Starting", "Ending", "Recovering", "Changing", "Training"])

@@ -35,8 +35,12 @@ struct NodePlan {
   std::vector<std::string> arguments;  // the experiment, the run and its options
   std::string library_path;            // empty: unchanged
   int ranks_here = 1;
-  int threads = 1;  // of each rank
+  int threads = 1;                   // of each rank
+  std::vector<int> numbers_of_hosts;  // with which the run may train, ascending
 };
+
+// Returns with how many of the hosts that are present the run trains; the last ones beyond them wait. 0: too few.
+int hosts_that_train(const NodePlan& plan, std::size_t present);
 
 // ConfigError: the experiment cannot be run, or its ranks cannot be divided among the hosts.
 NodePlan plan_node(const LaunchRequest& request, const rank::NodeEnvironment& node, const rank::Variables& variables);
