@@ -106,9 +106,8 @@ class Connection {
     }
     SSL_CTX_set_verify(context_.get(), SSL_VERIFY_PEER, nullptr);
     SSL_CTX_set_mode(context_.get(), SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
-    const bool trusts = ca_file.empty()
-                            ? SSL_CTX_set_default_verify_paths(context_.get()) == 1
-                            : SSL_CTX_load_verify_locations(context_.get(), ca_file.c_str(), nullptr) == 1;
+    const bool trusts = ca_file.empty() ? SSL_CTX_set_default_verify_paths(context_.get()) == 1
+                                        : SSL_CTX_load_verify_locations(context_.get(), ca_file.c_str(), nullptr) == 1;
     if (!trusts) throw Error("cannot read the certificates in " + ca_file.string() + ": " + tls_error("none is there"));
   }
 

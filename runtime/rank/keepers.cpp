@@ -176,8 +176,10 @@ class Meeting {
       return false;
     }
     if (!last_call_) last_call_ = now;
-    const auto left = *last_call_ + options_.node.last_call - now;
-    why += "; without more, those that are there begin in " + format_duration(std::max(left, SteadyClock::duration::zero()));
+    const bool all_again = options_.before > 0 && static_cast<std::size_t>(present) >= options_.before;
+    const auto left = *last_call_ + (all_again ? kMoment : options_.node.last_call) - now;
+    why += "; without more, those that are there begin in " +
+           format_duration(std::max(left, SteadyClock::duration::zero()));
     return left <= SteadyClock::duration::zero();
   }
 
@@ -224,6 +226,7 @@ class Meeting {
   static constexpr std::chrono::milliseconds kAgain{100};
   static constexpr std::chrono::milliseconds kAnswer{2'000};      // of a store that is there
   static constexpr std::chrono::milliseconds kPlaneTime{10'000};  // to connect, and to part
+  static constexpr std::chrono::seconds kMoment{1};               // for hosts that wait for a meeting
   static constexpr std::chrono::seconds kFirstLine{2};
   static constexpr std::chrono::seconds kLaterLines{15};
   static constexpr std::chrono::seconds kPortPatience{10};  // ranks that a dead keeper has left may hold the port
@@ -297,9 +300,7 @@ void Keepers::leave() {
 void Keepers::leave_without_absent() {
   plane_->leave();
   const auto deadline = SteadyClock::now() + plane_->timeout();
-  const auto has_left = [&](int host) {
-    return host == 0 || plane_->peer_state(host) == comm::PeerState::kFinished;
-  };
+  const auto has_left = [&](int host) { return host == 0 || plane_->peer_state(host) == comm::PeerState::kFinished; };
   const bool serves = plane_->world().rank == 0;
   while (serves && !plane_->failure() && !std::all_of(present_.begin(), present_.end(), has_left)) {
     if (SteadyClock::now() >= deadline) return;

@@ -151,7 +151,8 @@ class TrainerStatus::Poster {
   std::string post(const Sent& sent) const {
     try {
       const std::string token(trimmed(read_file(token_file_, 1u << 20)));
-      send({.url = url_, .ca_file = ca_file_, .token = token, .body = to_line(body_of(sent))}, kPostPatience, abandoned_);
+      send({.url = url_, .ca_file = ca_file_, .token = token, .body = to_line(body_of(sent))}, kPostPatience,
+           abandoned_);
       return {};
     } catch (const std::exception& error) {
       return error.what();
@@ -179,8 +180,8 @@ TrainerStatus::TrainerStatus(const Variables& variables, Warn warn) : warn_(std:
     const std::string* const path = find(variables, name);
     return std::filesystem::path(path ? *path : std::string());
   };
-  const auto poster = std::make_shared<Poster>(*url, file("KUBEFLOW_TRAINER_SERVER_CA_CERT"),
-                                               file("KUBEFLOW_TRAINER_SERVER_TOKEN"));
+  const auto poster =
+      std::make_shared<Poster>(*url, file("KUBEFLOW_TRAINER_SERVER_CA_CERT"), file("KUBEFLOW_TRAINER_SERVER_TOKEN"));
   const BlockedSignals inherited;
   try {
     poster->thread = start_thread("what tells Kubeflow of the progress", [poster] { poster->run(); });

@@ -495,6 +495,18 @@ class Changing(PodsTest):
         self.assertEqual(Result(0, "", self.run_dir).events("hosts_changed"), [])
         self.assertEqual(len(Result(0, "", self.run_dir).json("plan.json")["ranks"]), 4)
 
+    def test_a_host_that_comes_later_takes_part_after_the_next_failure(self):
+        pods = self.begin("a", batches=3000, seconds=1)
+        self.reached_checkpoint()
+        pods += self.begin("b", batches=3000, seconds=1)
+        wait_until(lambda: "waits for host 0" in pods[1].output(), "the second host's line")
+        on_host("a", "pkill", "-KILL", "-n", "-f", "^" + self.build.program("synthetic"))
+        self.expect(pods, 0)
+        (changed,) = Result(0, "", self.run_dir).events("hosts_changed")
+        self.assertEqual((changed["hosts"], changed["before"], changed["ranks"]), ([0, 1], [0], 4))
+        for pod in pods:
+            self.assertRegex(pod.output(), r"host 1 takes part: the run goes on from batch \d+ with 4 ranks on 2 hosts in place of 2")
+
     def test_a_host_whose_ranks_do_not_divide_the_batch_waits_for_a_place(self):
         pods = self.begin("a", "b", batches=300, sets=["hyperparameters.global_batch_size=6"])
         self.expect(pods, 0)

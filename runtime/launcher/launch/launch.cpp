@@ -305,9 +305,8 @@ ExitCode carry_out(const LaunchPlan& plan, LaunchedRun opened, const rank::Varia
   LaunchEvents guarded_events(events, screen);
   // A launch that measures another run, or that leaves its ranks to a job, has no progress of its own to tell.
   const bool tells = !plan.asked.is_trial && !needs_allocation(plan, variables);
-  rank::TrainerStatus status(tells ? variables : rank::Variables{}, [&screen](const std::string& warning) {
-    screen.line("dtrain: warning: " + warning);
-  });
+  rank::TrainerStatus status(tells ? variables : rank::Variables{},
+                             [&screen](const std::string& warning) { screen.line("dtrain: warning: " + warning); });
   if (needs_allocation(plan, variables)) opened.lock.release();  // the job takes it
   const rank::FolderWatch watch(folder.path);
   Outcome outcome = run_attempts({folder, guarded_events, screen, status, clock, variables, signals, task}, *placed,

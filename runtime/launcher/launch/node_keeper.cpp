@@ -60,21 +60,17 @@ std::string text_of(const NodePlan& plan, const rank::NodeEnvironment& node) {
 // What the keepers know of the run together. A keeper that comes later, in the place of a lost one, learns it from the
 // others.
 struct RunKept {
-  int started = 0;         // the number of attempts so far
-  int restarts = 0;        // since the last progress
-  std::int64_t saved = 0;  // the batch of the last checkpoint before the last attempt
-  std::string run_dir;     // empty: not known yet
-  std::string cause;       // of the last failure
+  int started = 0;              // the number of attempts so far
+  int restarts = 0;             // since the last progress
+  std::int64_t saved = 0;       // the batch of the last checkpoint before the last attempt
+  std::string run_dir;          // empty: not known yet
+  std::string cause;            // of the last failure
   std::vector<int> hosts = {};  // that trained in the last attempt
 };
 
 Json to_json(const RunKept& run) {
-  return {{"started", run.started},
-          {"restarts", run.restarts},
-          {"saved", run.saved},
-          {"run_dir", run.run_dir},
-          {"cause", run.cause},
-          {"hosts", run.hosts}};
+  return {{"started", run.started}, {"restarts", run.restarts}, {"saved", run.saved},
+          {"run_dir", run.run_dir}, {"cause", run.cause},       {"hosts", run.hosts}};
 }
 
 RunKept run_kept_of(const Json& json) {
@@ -99,9 +95,8 @@ class Keeper {
         variables_(variables),
         most_restarts_(restarts ? plan.experiment.max_restarts : 0),
         host_(host::host_identity().name),
-        status_(is_first() ? variables : rank::Variables{}, [](const std::string& warning) {
-          std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str());
-        }) {}
+        status_(is_first() ? variables : rank::Variables{},
+                [](const std::string& warning) { std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str()); }) {}
 
   ExitCode run() {
     try {
@@ -111,6 +106,7 @@ class Keeper {
           status_.end(*code == ExitCode::kDone);
           return *code;
         }
+        if (opens_) meet();
       }
     } catch (const Stopped& stopped) {
       if (keepers_ && !trains()) keepers_->leave();  // the others go on
@@ -140,6 +136,7 @@ class Keeper {
                                 .timeout = plan_.experiment.communication_timeout,
                                 .log = make_stderr_logger()};
     options.node.least = plan_.numbers_of_hosts.front();
+    if (std::exchange(opens_, false)) options.before = present_;
     if (const std::string* file = rank::find(variables_, "DTRAIN_RUN_SECRET_FILE")) options.secret_file = *file;
     if (const std::string* name = rank::find(variables_, "DTRAIN_NETWORK_INTERFACE")) options.network_interface = *name;
     const auto agree = [](const std::vector<Json>& all) {
@@ -157,6 +154,7 @@ class Keeper {
   // Those of the hosts that have met train by whose ranks the batch divides. The others wait for a place.
   void take_place() {
     const std::vector<int>& present = keepers_->present();
+    present_ = present.size();
     const std::vector<int> hosts(present.begin(), present.begin() + hosts_that_train(plan_, present.size()));
     const auto here = std::find(hosts.begin(), hosts.end(), node_.rank);
     place_ = node_;
@@ -165,7 +163,8 @@ class Keeper {
     const std::vector<int> before = std::exchange(run_.hosts, hosts);
     if (run_.started > 0 && before.size() != hosts.size()) say_change(before);
     if (trains()) return;
-    std::fprintf(stderr, "dtrain: %s waits for a place: the ranks of %s train, and those of more do not divide the batch\n",
+    std::fprintf(stderr,
+                 "dtrain: %s waits for a place: the ranks of %s train, and those of more do not divide the batch\n",
                  keepers_->name_of(node_.rank).c_str(), count_of(place_.nodes, "host").c_str());
   }
 
@@ -223,12 +222,12 @@ class Keeper {
     const Json verdict = hear("verdict/" + name);
     run_ = run_kept_of(verdict.at("run"));
     code_ = verdict.at("code").get<ExitCode>();
-    if (!verdict.at("restarts").get<bool>()) {
-      keepers_->leave();
-      return false;
-    }
+    const bool restarts = verdict.at("restarts").get<bool>();
+    opens_ = restarts && present_ < static_cast<std::size_t>(node_.nodes);
+    if (!restarts || opens_) keepers_->leave();
+    if (!restarts) return false;
     say_restart();
-    if (is_first()) record_restart();
+    if (is_first() && !opens_) record_restart();
     return true;
   }
 
@@ -354,6 +353,8 @@ class Keeper {
   rank::LaunchSignals signals_;
   RunKept run_;
   rank::NodeEnvironment place_;      // of this host among those that train; rank -1: it waits for a place
+  std::size_t present_ = 0;          // hosts at the last meeting
+  bool opens_ = false;               // all meet again, as hosts that were absent may be there
   ExitCode code_ = ExitCode::kDone;  // with which the run has ended on all hosts
   std::unique_ptr<rank::Keepers> keepers_;
 };

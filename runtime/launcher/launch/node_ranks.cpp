@@ -56,9 +56,9 @@ std::vector<int> numbers_of_hosts(const config::Experiment& experiment, const ra
   }
   if (!numbers.empty()) return numbers;
   throw ConfigError(experiment.file.string() + ": hyperparameters.global_batch_size: " + std::to_string(batch) +
-                        " is not divided exactly by " + join(tried, ", ") + ", the numbers of ranks of PET_NNODES=" +
-                        std::to_string(node.least) + ":" + std::to_string(node.nodes) +
-                        " and PET_NPROC_PER_NODE=" + std::to_string(ranks),
+                        " is not divided exactly by " + join(tried, ", ") +
+                        ", the numbers of ranks of PET_NNODES=" + std::to_string(node.least) + ":" +
+                        std::to_string(node.nodes) + " and PET_NPROC_PER_NODE=" + std::to_string(ranks),
                     "choose a batch size that is a multiple of one of them");
 }
 

@@ -35,7 +35,7 @@ struct NodePlan {
   std::vector<std::string> arguments;  // the experiment, the run and its options
   std::string library_path;            // empty: unchanged
   int ranks_here = 1;
-  int threads = 1;                   // of each rank
+  int threads = 1;                    // of each rank
   std::vector<int> numbers_of_hosts;  // with which the run may train, ascending
 };
 

@@ -25,6 +25,7 @@ struct KeeperOptions {
   std::filesystem::path secret_file;           // as RankEnvironment::run_secret_file
   std::string network_interface;               // as RankEnvironment::network_interface
   std::chrono::milliseconds timeout{600'000};  // of the meeting
+  std::size_t before = 0;  // so many hosts that have just parted wait for others only a moment; 0: they have not
   Logger log;
 };
 

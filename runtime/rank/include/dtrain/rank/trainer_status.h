@@ -1,6 +1,6 @@
-// Kubeflow Trainer shows how far a TrainJob is, as its pods tell the server that the variables KUBEFLOW_TRAINER_SERVER_*
-// name (docs/kubernetes.md). The process above a run's ranks tells it: the launcher, the keeper of host 0, or rank 0
-// where there is neither.
+// Kubeflow Trainer shows how far a TrainJob is, as its pods tell the server that the variables
+// KUBEFLOW_TRAINER_SERVER_* name (docs/kubernetes.md). The process above a run's ranks tells it: the launcher, the
+// keeper of host 0, or rank 0 where there is neither.
 #pragma once
 
 #include <chrono>
