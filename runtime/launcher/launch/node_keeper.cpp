@@ -182,13 +182,14 @@ class Keeper {
     const std::vector<int> come = without(run_.hosts, before);
     const std::vector<int>& changed = gone.empty() ? come : gone;
     const std::int64_t saved = last_saved();
-    const bool keeps_bits = plan_.experiment.virtual_ranks > 0;
-    std::fprintf(stderr, "dtrain: %s %s: the run %s with %s in place of %s; %s\n",
-                 (std::string(changed.size() == 1 ? "host " : "hosts ") + ranges_text(changed, ", ")).c_str(),
-                 gone.empty() ? "takes part" : "has not come back",
+    const char* const one = gone.empty() ? "takes part" : "has not come back";
+    const char* const several = gone.empty() ? "take part" : "have not come back";
+    std::fprintf(stderr,
+                 "dtrain: host%s %s %s: the run %s with %s in place of %s; another number of ranks gives other bits\n",
+                 changed.size() == 1 ? "" : "s", ranges_text(changed, ", ").c_str(),
+                 changed.size() == 1 ? one : several,
                  saved > 0 ? ("goes on from batch " + std::to_string(saved)).c_str() : "begins anew",
-                 text_of_ranks(run_.hosts).c_str(), text_of_ranks(before).c_str(),
-                 keeps_bits ? "its virtual ranks keep the bits" : "another number of ranks gives other bits");
+                 text_of_ranks(run_.hosts).c_str(), text_of_ranks(before).c_str());
     if (!is_first()) return;
     write_event("hosts_changed", {{"hosts", run_.hosts},
                                   {"before", before},
