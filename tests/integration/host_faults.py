@@ -56,6 +56,11 @@ class Bed:
     def output(self, host):
         return "".join(path.read_text(errors="replace") for path in self.outputs.get(host, []))
 
+    def start_all(self):
+        for host in "ab":
+            self.start(host)
+        wait_for(lambda: (self.run_dir / "events.jsonl").is_file() or any(process.poll() for process in self.processes), 60)
+
     def started_again(self):
         """Whether another keeper must be started on the second host, after the end of the first."""
         return True
@@ -96,7 +101,7 @@ class Ssh(Bed):
                     **{name: own[name] for name in ("OMP_NUM_THREADS", "XDG_CONFIG_HOME", "DTRAIN_CALIBRATION")}}
         words = [*(f"{name}={value}" for name, value in settings.items()), BUILD.program("dtrain"), "launch", str(SYNTHETIC),
                  "--run-dir", str(self.run_dir), *overrides(SETS)]
-        command = f"cd / && nohup env {shlex.join(words)} >{path} 2>&1 </dev/null &"
+        command = f"cd /; nohup env {shlex.join(words)} >{path} 2>&1 </dev/null &"
         subprocess.run([BED, "run", HOSTS, "a", "ssh", "-n", "-F", f"{HOSTS}/ssh_config", f"node{host}", command], check=True)
 
 
@@ -233,8 +238,7 @@ def undisturbed(bed_type, work):
     bed = bed_type(work)
     bed.prepare()
     try:
-        for host in "ab":
-            bed.start(host)
+        bed.start_all()
         if not wait_for(lambda: has_ended(bed)):
             raise AssertionError(f"the undisturbed run does not end:\n{bed.output('a')}")
         weights = bed.run_dir / "checkpoints" / "final" / "model.safetensors"
@@ -249,8 +253,7 @@ def disturbed(bed_type, kind, work, options, whole):
     bed = bed_type(work)
     bed.prepare()
     try:
-        for host in "ab":
-            bed.start(host)
+        bed.start_all()
         if not wait_for(lambda: len(events(bed.run_dir, "checkpoint_saved")) >= 2):
             raise AssertionError(f"there is no checkpoint:\n{bed.output('a')}")
         fault = Fault(bed, options)
