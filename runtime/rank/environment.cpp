@@ -210,6 +210,11 @@ std::optional<MasterAddress> read_master(const Variables& variables) {
 
 // Describes a process that a pod starts by itself, as its only rank.
 RankEnvironment from_node(const NodeEnvironment& node) {
+  if (node.may_change()) {
+    throw ConfigError("environment: PET_NNODES=" + std::to_string(node.least) + ":" + std::to_string(node.nodes) +
+                          ", but this program was started as one process, which does not know the number of hosts",
+                      "start it with dtrain launch, dtrain run or torchrun, or give one number");
+  }
   if (node.ranks_here > 1) {
     throw ConfigError("environment: PET_NPROC_PER_NODE=" + std::to_string(node.ranks_here) +
                           ", but this program was started as one process",
@@ -283,23 +288,40 @@ bool is_private_folder(const std::filesystem::path& path) {
 // pod.
 constexpr const char* kNodes = "PET_NNODES";
 constexpr const char* kRanksPerNode = "PET_NPROC_PER_NODE";
+constexpr const char* kMeeting = "PET_RDZV_CONF";
 
 bool is_number(const std::string& text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
 }
 
-// "2", or "2:2"; an elastic job has two numbers.
-int read_nodes(const Variables& variables, const Family& family) {
-  const std::string& text = family.text(kNodes);
+// "4"; or "2:4", the least and the largest number of hosts.
+void read_nodes(const Variables& variables, NodeEnvironment& node) {
+  const auto number = [&](const std::string& text) {
+    Variables one = variables;
+    one[kNodes] = text;
+    return Family(one, kNodes, "a TrainJob").number(kNodes, 1, 100'000);
+  };
+  const std::string& text = variables.at(kNodes);
   const auto colon = text.find(':');
-  if (colon == std::string::npos) return family.number(kNodes, 1, 100'000);
-  if (text.substr(0, colon) != text.substr(colon + 1)) {
-    throw ConfigError("environment: PET_NNODES=" + text + " lets the number of hosts change, which is not supported",
-                      "give one number");
+  node.least = number(text.substr(0, colon));
+  node.nodes = colon == std::string::npos ? node.least : number(text.substr(colon + 1));
+  if (node.least <= node.nodes) return;
+  throw ConfigError("environment: PET_NNODES=" + text + " names the larger number of hosts first",
+                    "give the least number, then the largest one: PET_NNODES=2:4");
+}
+
+// torchrun's options for the meeting, "last_call_timeout=30,join_timeout=600", of which one counts here.
+std::chrono::seconds read_last_call(const Variables& variables) {
+  constexpr std::string_view kLastCall = "last_call_timeout=";
+  const std::string* const all = find(variables, kMeeting);
+  for (const std::string& one : all ? split(*all, ',') : std::vector<std::string>()) {
+    if (!one.starts_with(kLastCall)) continue;
+    const auto seconds = to_number<int>(std::string_view(one).substr(kLastCall.size()));
+    if (seconds && *seconds >= 0) return std::chrono::seconds(*seconds);
+    throw ConfigError("environment: PET_RDZV_CONF: " + one + " is no number of seconds",
+                      "it says how long the least number of hosts waits for more");
   }
-  Variables plain = variables;
-  plain[kNodes] = text.substr(0, colon);
-  return Family(plain, kNodes, "a TrainJob").number(kNodes, 1, 100'000);
+  return NodeEnvironment().last_call;
 }
 
 }  // namespace
@@ -496,7 +518,8 @@ std::optional<NodeEnvironment> read_node_environment(const Variables& variables)
   if (!find(variables, kNodes)) return std::nullopt;
   const Family family(variables, kNodes, "a TrainJob");
   NodeEnvironment node;
-  node.nodes = read_nodes(variables, family);
+  read_nodes(variables, node);
+  node.last_call = read_last_call(variables);
   const std::string* const per_node = find(variables, kRanksPerNode);
   if (per_node && is_number(*per_node)) node.ranks_here = family.number(kRanksPerNode, 1, 100'000);
   if (node.nodes == 1) return node;

@@ -47,7 +47,7 @@ class Meeting {
 
   struct Result {
     std::unique_ptr<comm::ControlPlane> plane;
-    std::vector<Json> hosts;  // {"name", "state"} of each
+    std::vector<Json> hosts;  // {"name", "state"} of each; null: it is absent
     Json agreed;
   };
 
@@ -56,7 +56,10 @@ class Meeting {
       std::string why;
       try {
         if (auto result = is_first() ? serve(why) : join(why)) {
-          if (said_) options_.log->info("the {} hosts of the run have met", options_.node.nodes);
+          if (said_) {
+            const auto absent = std::count(result->hosts.begin(), result->hosts.end(), Json());
+            options_.log->info("{} hosts of the run have met", result->hosts.size() - static_cast<std::size_t>(absent));
+          }
           return *std::move(result);
         }
       } catch (const TooLate&) {
@@ -131,7 +134,7 @@ class Meeting {
                                {"secret", send_secret ? options.secret : std::string()}}));
     plane->set(key_of(0), mine_);
     std::vector<std::optional<Json>> hosts(static_cast<std::size_t>(options_.node.nodes));
-    while (!take_all(*plane, hosts, why)) {
+    while (!take_all(*plane, hosts, why) && !is_last_call_over(hosts, why)) {
       plane->set(kMissing, why);
       if (plane->failure()) return std::nullopt;  // a keeper has come and is lost: all meet anew
       wait(why);
@@ -140,8 +143,8 @@ class Meeting {
     Result result{.plane = std::move(plane), .hosts = {}, .agreed = {}};
     std::vector<Json> states;
     for (auto& host : hosts) {
-      states.push_back(host->at("state"));
-      result.hosts.push_back(*std::move(host));
+      if (host) states.push_back(host->at("state"));
+      result.hosts.push_back(host ? *std::move(host) : Json());
     }
     result.agreed = agree_(states);
     result.plane->set(kAgreed, to_line({{"hosts", result.hosts}, {"agreed", result.agreed}}));
@@ -162,6 +165,22 @@ class Meeting {
     why = std::string("for ") + (missing.size() == 1 ? "host " : "hosts ") + dtrain::join(missing, ", ") +
           " (PET_NODE_RANK)";
     return missing.empty();
+  }
+
+  // Returns true once the least number of hosts has waited long enough for the others.
+  bool is_last_call_over(const std::vector<std::optional<Json>>& hosts, std::string& why) {
+    const auto present = std::count_if(hosts.begin(), hosts.end(), [](const auto& host) { return host.has_value(); });
+    const auto now = SteadyClock::now();
+    if (present < options_.node.least) {
+      last_call_.reset();
+      return false;
+    }
+    if (!last_call_) last_call_ = now;
+    const bool all_again = options_.before > 0 && static_cast<std::size_t>(present) >= options_.before;
+    const auto left = *last_call_ + (all_again ? kMoment : options_.node.last_call) - now;
+    why += "; without more, those that are there begin in " +
+           format_duration(std::max(left, SteadyClock::duration::zero()));
+    return left <= SteadyClock::duration::zero();
   }
 
   std::optional<Result> join(std::string& why) {
@@ -192,6 +211,11 @@ class Meeting {
     for (;;) {
       if (const auto told = plane->get_within(kAgreed, kAgain)) {
         const Json agreed = Json::parse(*told);
+        if (agreed.at("hosts").at(static_cast<std::size_t>(options_.node.rank)).is_null()) {
+          plane->leave();
+          why = "for the next meeting: the others have begun without it";
+          return std::nullopt;
+        }
         return Result{std::move(plane), agreed.at("hosts").get<std::vector<Json>>(), agreed.at("agreed")};
       }
       wait(plane->get_within(kMissing, kAgain).value_or("for host 0"));
@@ -202,6 +226,7 @@ class Meeting {
   static constexpr std::chrono::milliseconds kAgain{100};
   static constexpr std::chrono::milliseconds kAnswer{2'000};      // of a store that is there
   static constexpr std::chrono::milliseconds kPlaneTime{10'000};  // to connect, and to part
+  static constexpr std::chrono::seconds kMoment{1};               // for hosts that wait for a meeting
   static constexpr std::chrono::seconds kFirstLine{2};
   static constexpr std::chrono::seconds kLaterLines{15};
   static constexpr std::chrono::seconds kPortPatience{10};  // ranks that a dead keeper has left may hold the port
@@ -216,7 +241,8 @@ class Meeting {
   const SteadyClock::time_point began_ = SteadyClock::now();
   SteadyClock::time_point next_line_ = began_ + kFirstLine;
   bool said_ = false;
-  bool was_open_ = false;  // host 0's store
+  bool was_open_ = false;                             // host 0's store
+  std::optional<SteadyClock::time_point> last_call_;  // since when enough hosts are there
 };
 
 }  // namespace
@@ -230,7 +256,10 @@ std::unique_ptr<Keepers> Keepers::meet(const KeeperOptions& options, const Json&
 Keepers::Keepers(std::unique_ptr<comm::ControlPlane> plane, const std::vector<Json>& hosts, Json agreed)
     : lost_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), agreed_(std::move(agreed)), plane_(std::move(plane)) {
   if (!lost_fd_) throw SystemError("cannot make an eventfd", errno);
-  for (const Json& host : hosts) names_.push_back(host.at("name").get<std::string>());
+  for (const Json& host : hosts) {
+    if (!host.is_null()) present_.push_back(static_cast<int>(names_.size()));
+    names_.push_back(host.is_null() ? std::string() : host.at("name").get<std::string>());
+  }
   plane_->on_failure([fd = lost_fd_.get()](const comm::RankFailure&) {
     const std::uint64_t one = 1;
     [[maybe_unused]] const ssize_t written = ::write(fd, &one, sizeof one);
@@ -259,10 +288,23 @@ std::string Keepers::name_of(int host) const {
 }
 
 void Keepers::leave() {
+  if (present_.size() < names_.size()) return leave_without_absent();
   try {
     plane_->finish();
   } catch (const CommError&) {
     // Another host is gone already: all know how the run has ended.
+  }
+}
+
+// finish() would wait for hosts that have never come.
+void Keepers::leave_without_absent() {
+  plane_->leave();
+  const auto deadline = SteadyClock::now() + plane_->timeout();
+  const auto has_left = [&](int host) { return host == 0 || plane_->peer_state(host) == comm::PeerState::kFinished; };
+  const bool serves = plane_->world().rank == 0;
+  while (serves && !plane_->failure() && !std::all_of(present_.begin(), present_.end(), has_left)) {
+    if (SteadyClock::now() >= deadline) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
 }
 

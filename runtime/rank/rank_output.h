@@ -27,6 +27,7 @@
 #include "dtrain/rank/rank_session.h"
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/screen.h"
+#include "dtrain/rank/trainer_status.h"
 #include "membership.h"
 
 namespace dtrain::rank {
@@ -184,7 +185,7 @@ class ProgressReport {
   std::int64_t first_batch_ = 0;
 };
 
-// The files that a rank has open in the run's folder.
+// The files that a rank has open in the run's folder, and what else it tells of the run.
 struct RankFiles {
   RankFiles(const Clock& clock, const Logger& log) : events(clock, log) {}
 
@@ -202,6 +203,7 @@ struct RankFiles {
   RankEvents events;
   std::optional<MetricsLog> metrics;       // rank 0
   std::optional<EventWriter> tensorboard;  // rank 0
+  std::optional<TrainerStatus> status;     // rank 0 without a launcher or a keeper
 };
 
 // The records of a rank besides its log: batches (through the monitor of its host), the offset of its clock

@@ -280,6 +280,7 @@ void RankSession::show_end(ExitCode code) {
   output.stop_copying();
   if (!identity_->is_rank_0() || identity_->environment.is_launched()) return;
   files_->events.write("run_ended", run_ended(code, ""));
+  if (files_->status) files_->status->end(code == ExitCode::kDone);
   // Under mpirun rank 0 has a terminal whose output may end in a file: plain text there.
   const int screen = identity_->environment.started_by == "nothing" ? output.output() : -1;
   const EndReport report = launcher_duties().end_report(run_dir());

@@ -356,12 +356,13 @@ void RankSession::redirect_output() {
     failure_report_->set_output(*files_->output, log_file);
   }
   if (!identity_->is_rank_0()) return;
-  progress_ = std::make_unique<ProgressReport>(clock_, [this](const Progress& progress) {
-    if (identity_->environment.is_launched()) {
-      launcher_->link().send(progress_message(progress), true);
-    } else {
-      files_->output->screen().progress(progress);
-    }
+  if (!launcher_ && !identity_->options.evaluates) {
+    files_->status.emplace(process_variables(), [this](const std::string& warning) { log_->warn("{}", warning); });
+  }
+  progress_ = std::make_unique<ProgressReport>(clock_, [this, launched](const Progress& progress) {
+    if (launcher_) launcher_->link().send(progress_message(progress), true);
+    if (!launched) files_->output->screen().progress(progress);
+    if (files_->status) files_->status->take(progress, files_->folder.metrics());
   });
 }
 

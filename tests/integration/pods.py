@@ -16,6 +16,7 @@ from pathlib import Path
 
 from cluster_bed import BED, HOSTS, on_host
 from harness import BUILD, DEADLINE, SOURCE, Result, Workplace, main, overrides, wait_until, write_job
+from trainer_server import read_posts
 
 MASTER = "trainer-node-0-0.trainer"
 USER = 1000
@@ -306,6 +307,31 @@ class Recovering(PodsTest):
             self.assertRegex(pod.output(), r"dtrain: attempt 1 failed: rank [23] was killed by signal 9 \(SIGKILL\)\n"
                                            r"dtrain: restart 1 of 5")
 
+    def test_the_first_keeper_tells_kubeflow_of_the_progress_through_a_restart(self):
+        folder = self.work.path / "server"
+        address, program = "10.71.1.2", str(Path(__file__).with_name("trainer_server.py"))  # in neither pod
+        server = subprocess.Popen([BED, "run", HOSTS, "b", sys.executable, "-B", program, str(folder), address])
+        try:
+            wait_until((folder / "url").is_file, "the server")
+            inside = {"URL": (folder / "url").read_text(), "TOKEN": self.inside(folder / "token"),
+                      "CA_CERT": self.inside(folder / "ca.crt")}
+            variables = {f"KUBEFLOW_TRAINER_SERVER_{name}": value for name, value in inside.items()}
+            pods = self.run_both(self.command, variables=variables.items())
+            self.saved(2)
+            on_host("a", "kill", "-KILL", self.ranks("a")[0])
+            self.expect(pods, 0)
+        finally:
+            server.kill()
+            server.wait()
+        self.check_bits([1])
+        posts = [post["body"]["trainerStatus"] for post in read_posts(folder)]
+        self.assertGreaterEqual(len(posts), 2)
+        self.assertEqual([post["progressPercentage"] for post in posts[-1:]], [100])
+        metrics = {metric["name"]: metric["value"] for metric in posts[-1]["metrics"]}
+        self.assertEqual(metrics["batch"], str(self.BATCHES))
+        self.assertLessEqual({"loss", "training/loss", "validation/loss"}, set(metrics))
+        self.assertNotIn("Kubeflow", "".join(pod.output() for pod in pods))
+
     def test_a_rank_that_is_stopped_is_named_and_started_again_in_place(self):
         pods = self.run_both([*self.command, "--set", "recovery.hang=1"])
         self.saved(2)
@@ -402,6 +428,103 @@ class Recovering(PodsTest):
         self.assertIn("host 0 (nodea) has waited 5.00 s for host 1 (PET_NODE_RANK)", survivor.output())
 
 
+class Changing(PodsTest):
+    """PET_NNODES=1:2: the run begins and goes on with the hosts that are there."""
+    SETS = ["scheduling_unit=10", "min_checkpoint_period.batches=100", "resources.slots_per_trial=4", *SMALL]
+
+    def begin(self, *hosts, batches=1500, seconds=2, sets=(), **more):
+        self.run_dir = getattr(self, "run_dir", None) or self.work.new_run()
+        for host in "ab":
+            self.resolve(host)
+        command = self.launch(SYNTHETIC, self.run_dir, *overrides([*self.SETS, f"searcher.max_length.batches={batches}", *sets]))
+        variables = {"PET_NNODES": "1:2", "PET_RDZV_CONF": f"join_timeout=600,last_call_timeout={seconds}"}
+        return [self.start(host, command, variables=variables.items(), **more) for host in hosts]
+
+    def reached_checkpoint(self):
+        events = self.run_dir / "events.jsonl"
+        wait_until(lambda: (events.is_file() and Result(0, "", self.run_dir).events("checkpoint_saved"))
+                   or any(pod.has_ended() for pod in self.pods), "a checkpoint")
+
+    def lose(self, host, pods):
+        on_host(host, "pkill", "-KILL", "-u", str(USER))
+        (lost,) = (pod for pod in pods if pod.host == host)
+        lost.wait()
+        self.pods.remove(lost)
+        return [pod for pod in pods if pod is not lost]
+
+    def test_it_begins_with_the_number_that_is_there_after_the_last_call(self):
+        pods = self.begin("a", batches=100)
+        self.expect(pods, 0)
+        result = Result(0, "", self.run_dir)
+        self.assertEqual([rank["host"] for rank in result.json("plan.json")["ranks"]], ["nodea", "nodea"])
+        self.assertIn("hosts       1, 2 of them may train", pods[0].output())
+        self.assertEqual(result.events("hosts_changed"), [])
+
+    def test_all_hosts_that_come_in_time_take_part(self):
+        self.expect(self.begin("b", "a", batches=100, seconds=60), 0)
+        self.assertEqual(len(Result(0, "", self.run_dir).json("plan.json")["ranks"]), 4)
+
+    def test_it_goes_on_with_another_number(self):
+        pods = self.begin("a", "b")
+        self.reached_checkpoint()
+        pods = self.lose("b", pods)
+        self.expect(pods, 0)
+        result = Result(0, "", self.run_dir)
+        (changed,) = result.events("hosts_changed")
+        self.assertEqual((changed["hosts"], changed["before"], changed["ranks"]), ([0], [0, 1], 2))
+        self.assertGreaterEqual(changed["step"], 100)
+        self.assertRegex(pods[0].output(), r"dtrain: host 1 has not come back: the run goes on from batch \d+ with 2 ranks on 1 host in "
+                                           r"place of 4 ranks on 2 hosts; another number of ranks gives other bits")
+        self.assertEqual([event.get("step") for event in result.events("attempt_started")], [None, changed["step"]])
+        # Each batch is in the metrics once, and the batches have their size with either number.
+        self.assertEqual([line["batch"] for line in result.metrics("training")], list(range(10, 1501, 10)))
+        plan = result.json("plan.json")
+        self.assertEqual((len(plan["ranks"]), plan["effective_batch_size"]), (2, plan["global_batch_size"]))
+
+    def test_a_host_that_comes_back_in_time_keeps_the_number(self):
+        pods = self.begin("a", "b", seconds=60)
+        self.reached_checkpoint()
+        pods = [*self.lose("b", pods), *self.begin("b", seconds=60)]
+        self.expect(pods, 0)
+        self.assertEqual(Result(0, "", self.run_dir).events("hosts_changed"), [])
+        self.assertEqual(len(Result(0, "", self.run_dir).json("plan.json")["ranks"]), 4)
+
+    def test_a_host_that_comes_later_takes_part_after_the_next_failure(self):
+        pods = self.begin("a", batches=3000, seconds=1)
+        self.reached_checkpoint()
+        pods += self.begin("b", batches=3000, seconds=1)
+        wait_until(lambda: "waits for host 0" in pods[1].output(), "the second host's line")
+        on_host("a", "pkill", "-KILL", "-n", "-f", "^" + self.build.program("synthetic"))
+        self.expect(pods, 0)
+        (changed,) = Result(0, "", self.run_dir).events("hosts_changed")
+        self.assertEqual((changed["hosts"], changed["before"], changed["ranks"]), ([0, 1], [0], 4))
+        for pod in pods:
+            self.assertRegex(pod.output(), r"host 1 takes part: the run goes on from batch \d+ with 4 ranks on 2 hosts in place of 2")
+
+    def test_a_host_whose_ranks_do_not_divide_the_batch_waits_for_a_place(self):
+        pods = self.begin("a", "b", batches=300, sets=["hyperparameters.global_batch_size=6"])
+        self.expect(pods, 0)
+        self.assertIn("host 1 (nodeb) waits for a place: the ranks of 1 host train", pods[1].output())
+        self.assertEqual(len(Result(0, "", self.run_dir).json("plan.json")["ranks"]), 2)
+
+    def test_a_batch_that_no_number_divides_is_refused(self):
+        pods = self.begin("a", "b", sets=["hyperparameters.global_batch_size=7"])
+        self.expect(pods, 2)
+        self.assertIn("hyperparameters.global_batch_size: 7 is not divided exactly by 2, 4, the numbers of ranks of PET_NNODES=1:2",
+                      pods[0].output())
+
+    def test_the_number_of_ranks_of_a_host_must_be_said(self):
+        self.expect(self.begin("a", ranks_here=None), 2)
+        self.assertIn("set PET_NPROC_PER_NODE to a number", self.pods[0].output())
+
+    def test_host_0_is_where_the_others_meet(self):
+        pods = self.begin("a", "b", sets=["communication.timeout=5"])
+        self.reached_checkpoint()
+        (survivor,) = self.lose("a", pods)
+        self.assertEqual(survivor.wait(), 1)
+        self.assertIn("host 1 (nodeb) has waited 5.00 s for host 0", survivor.output())
+
+
 class Training(PodsTest):
     def test_the_weights_are_those_of_mpi_to_the_bit(self):
         if not (self.build.bin.parent / "lib" / "libdtrain_comm_mpi.so").is_file():
@@ -481,4 +604,4 @@ class Soak(PodsTest):
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # tearDown runs
-    main("dtrain-agent", defaultTest=["Starting", "Ending", "Recovering", "Training"])
+    main("dtrain-agent", defaultTest=["Starting", "Ending", "Recovering", "Changing", "Training"])

@@ -253,6 +253,22 @@ TEST(NodeEnvironment, IsThatOfAPod) {
   EXPECT_EQ(read_node_environment({{"PET_NNODES", "1"}, {"PET_NPROC_PER_NODE", "2"}})->ranks_here, 2);
 }
 
+TEST(NodeEnvironment, ANumberThatMayChange) {
+  EXPECT_FALSE(read_node_environment(kPod)->may_change());
+  Variables variables = kPod;
+  variables["PET_NNODES"] = "2:4";
+  variables["PET_NODE_RANK"] = "3";
+  const auto node = read_node_environment(variables);
+  EXPECT_TRUE(node->may_change());
+  EXPECT_EQ(node->least, 2);
+  EXPECT_EQ(node->nodes, 4);
+  EXPECT_EQ(node->last_call, std::chrono::seconds(30));
+  variables["PET_RDZV_CONF"] = "join_timeout=600,last_call_timeout=7";
+  EXPECT_EQ(read_node_environment(variables)->last_call, std::chrono::seconds(7));
+  variables["PET_NPROC_PER_NODE"] = "1";
+  EXPECT_THAT(error_of(variables), HasSubstr("PET_NNODES=2:4, but this program was started as one process"));
+}
+
 TEST(NodeEnvironment, WhatIsMissingOrWrongIsNamed) {
   const auto error = [](const Variables& variables) -> std::string {
     try {
@@ -269,8 +285,16 @@ TEST(NodeEnvironment, WhatIsMissingOrWrongIsNamed) {
   variables["PET_NODE_RANK"] = "3";
   EXPECT_EQ(error(variables), "environment: PET_NODE_RANK=3 is not a number from 0 to 2");
   variables = kPod;
-  variables["PET_NNODES"] = "1:4";
-  EXPECT_EQ(error(variables), "environment: PET_NNODES=1:4 lets the number of hosts change, which is not supported");
+  for (const auto& [value, expected] :
+       std::map<std::string, std::string>{{"4:2", "environment: PET_NNODES=4:2 names the larger number of hosts first"},
+                                          {"2:", "environment: PET_NNODES= is not a number from 1 to 100000"},
+                                          {"0:4", "environment: PET_NNODES=0 is not a number from 1 to 100000"}}) {
+    variables["PET_NNODES"] = value;
+    EXPECT_EQ(error(variables), expected);
+  }
+  variables["PET_NNODES"] = "2:4";
+  variables["PET_RDZV_CONF"] = "join_timeout=9,last_call_timeout=soon";
+  EXPECT_EQ(error(variables), "environment: PET_RDZV_CONF: last_call_timeout=soon is no number of seconds");
 }
 
 TEST(NodeEnvironment, AProcessThatAPodStartsByItselfIsItsOnlyRank) {

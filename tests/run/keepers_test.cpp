@@ -73,6 +73,32 @@ TEST_F(KeepersOfHosts, AgreeTellEachOtherAndPart) {
   for (const auto& keepers : keepers_) EXPECT_EQ(keepers->lost(), "");
 }
 
+// The least number of hosts does not wait longer than it was told to, and parts without those that have never come.
+TEST_F(KeepersOfHosts, FewerMeetAfterTheLastCall) {
+  const auto begin = [this](int host) {
+    return std::async(std::launch::async, [this, host] {
+      KeeperOptions some = options(host);
+      some.node.least = 2;
+      some.node.last_call = 1s;
+      return Keepers::meet(some, host, newest, [] {});
+    });
+  };
+  auto last = begin(2);
+  auto first = begin(0);
+  const auto keepers = std::array{first.get(), last.get()};
+  for (const auto& each : keepers) {
+    EXPECT_EQ(each->present(), (std::vector{0, 2}));
+    EXPECT_EQ(each->agreed(), 2);
+  }
+  KeeperOptions late = options(1, 1500ms);
+  late.node.least = 2;
+  EXPECT_THROW((void)Keepers::meet(late, 1, newest, [] {}), CommError);
+  auto end = std::async(std::launch::async, [&] { keepers[0]->leave(); });
+  keepers[1]->leave();
+  end.get();
+  for (const auto& each : keepers) EXPECT_EQ(each->lost(), "");
+}
+
 // Each host may be lost, the one with the store too. The others meet it again, and it learns their state.
 TEST_F(KeepersOfHosts, MeetAgainWhenOneIsLost) {
   meet_all({0, 0, 0});

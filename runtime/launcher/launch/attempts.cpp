@@ -295,6 +295,7 @@ void HangingProcess::end(const Process& process, Nanoseconds since, const Patien
 
 void Attempt::take(const rank::Progress& progress) const {
   screen.progress(progress);
+  status.take(progress, folder.metrics());
   if (recoveries) recoveries->take(progress);
 }
 

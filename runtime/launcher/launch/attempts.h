@@ -21,6 +21,7 @@
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/screen.h"
 #include "dtrain/rank/stop_requests.h"
+#include "dtrain/rank/trainer_status.h"
 #include "launch/launch_task.h"
 #include "launch/standby.h"
 #include "plan/launch_plan.h"
@@ -90,6 +91,7 @@ struct RunningLaunch {
   const rank::RunFolder& folder;
   LaunchEvents& events;
   rank::Screen& screen;
+  rank::TrainerStatus& status;
   const Clock& clock;
   const rank::Variables& variables;
   rank::LaunchSignals& signals;

@@ -303,9 +303,13 @@ ExitCode carry_out(const LaunchPlan& plan, LaunchedRun opened, const rank::Varia
   screen.activity("starting " + count_of(placed->world_size(), "rank"));
   screen.after_a_while([&] { return first_look(folder, clock); });
   LaunchEvents guarded_events(events, screen);
+  // A launch that measures another run, or that leaves its ranks to a job, has no progress of its own to tell.
+  const bool tells = !plan.asked.is_trial && !needs_allocation(plan, variables);
+  rank::TrainerStatus status(tells ? variables : rank::Variables{},
+                             [&screen](const std::string& warning) { screen.line("dtrain: warning: " + warning); });
   if (needs_allocation(plan, variables)) opened.lock.release();  // the job takes it
   const rank::FolderWatch watch(folder.path);
-  Outcome outcome = run_attempts({folder, guarded_events, screen, clock, variables, signals, task}, *placed,
+  Outcome outcome = run_attempts({folder, guarded_events, screen, status, clock, variables, signals, task}, *placed,
                                  opened.resume, rank::read_state(folder).restarts, place);
   const std::string gone = watch.gone();
   if (!gone.empty() && !outcome.failure) {
@@ -313,6 +317,7 @@ ExitCode carry_out(const LaunchPlan& plan, LaunchedRun opened, const rank::Varia
     outcome.exit_code = ExitCode::kRunFailed;
   }
   task.end(outcome.exit_code, reason_of(outcome));
+  status.end(outcome.exit_code == ExitCode::kDone);
   if (outcome.reported) return outcome.exit_code;
   if (plan.asked.is_trial && !outcome.failure) return outcome.exit_code;
   write_last_event(events, outcome);

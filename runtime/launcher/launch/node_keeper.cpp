@@ -4,8 +4,10 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <system_error>
+#include <utility>
 
 #include <unistd.h>
 
@@ -38,31 +40,37 @@ void check_request(const LaunchRequest& request) {
 }
 
 std::string text_of(const NodePlan& plan, const rank::NodeEnvironment& node) {
+  const std::string master = "rank 0      " + node.master.name + ":" + std::to_string(node.master.port) + "\n";
+  const std::string threads = count_of(plan.threads, "thread") + " each\n";
+  if (node.may_change()) {
+    std::vector<std::string> numbers;
+    for (const int hosts : plan.numbers_of_hosts) numbers.push_back(std::to_string(hosts));
+    return "host        " + host::host_identity().name + ", number " + std::to_string(node.rank) + ": " +
+           count_of(plan.ranks_here, "rank") + ", " + threads + "hosts       " + join(numbers, ", ") +
+           " of them may train\n" + master;
+  }
   const int first = node.rank * plan.ranks_here;
   const int last = first + plan.ranks_here - 1;
   return "host        " + host::host_identity().name + ", " + std::to_string(node.rank + 1) + " of " +
          std::to_string(node.nodes) + ": " + (last == first ? "rank " : "ranks ") + std::to_string(first) +
          (last == first ? "" : " to " + std::to_string(last)) + " of " + std::to_string(plan.ranks_here * node.nodes) +
-         ", " + count_of(plan.threads, "thread") + " each\n" + "rank 0      " + node.master.name + ":" +
-         std::to_string(node.master.port) + "\n";
+         ", " + threads + master;
 }
 
 // What the keepers know of the run together. A keeper that comes later, in the place of a lost one, learns it from the
 // others.
 struct RunKept {
-  int started = 0;         // the number of attempts so far
-  int restarts = 0;        // since the last progress
-  std::int64_t saved = 0;  // the batch of the last checkpoint before the last attempt
-  std::string run_dir;     // empty: not known yet
-  std::string cause;       // of the last failure
+  int started = 0;              // the number of attempts so far
+  int restarts = 0;             // since the last progress
+  std::int64_t saved = 0;       // the batch of the last checkpoint before the last attempt
+  std::string run_dir;          // empty: not known yet
+  std::string cause;            // of the last failure
+  std::vector<int> hosts = {};  // that trained in the last attempt
 };
 
 Json to_json(const RunKept& run) {
-  return {{"started", run.started},
-          {"restarts", run.restarts},
-          {"saved", run.saved},
-          {"run_dir", run.run_dir},
-          {"cause", run.cause}};
+  return {{"started", run.started}, {"restarts", run.restarts}, {"saved", run.saved},
+          {"run_dir", run.run_dir}, {"cause", run.cause},       {"hosts", run.hosts}};
 }
 
 RunKept run_kept_of(const Json& json) {
@@ -70,7 +78,8 @@ RunKept run_kept_of(const Json& json) {
           .restarts = json.at("restarts").get<int>(),
           .saved = json.at("saved").get<std::int64_t>(),
           .run_dir = json.at("run_dir").get<std::string>(),
-          .cause = json.at("cause").get<std::string>()};
+          .cause = json.at("cause").get<std::string>(),
+          .hosts = json.at("hosts").get<std::vector<int>>()};
 }
 
 // A signal that came while no rank ran.
@@ -85,15 +94,22 @@ class Keeper {
         node_(node),
         variables_(variables),
         most_restarts_(restarts ? plan.experiment.max_restarts : 0),
-        host_(host::host_identity().name) {}
+        host_(host::host_identity().name),
+        status_(is_first() ? variables : rank::Variables{},
+                [](const std::string& warning) { std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str()); }) {}
 
   ExitCode run() {
     try {
       meet();
       for (;;) {
-        if (const auto code = attempt()) return *code;
+        if (const auto code = attempt()) {
+          status_.end(*code == ExitCode::kDone);
+          return *code;
+        }
+        if (opens_) meet();
       }
     } catch (const Stopped& stopped) {
+      if (keepers_ && !trains()) keepers_->leave();  // the others go on
       const bool goes_on_later = stopped.signal != SIGINT && last_saved() > 0;
       return goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted;
     }
@@ -101,9 +117,11 @@ class Keeper {
 
  private:
   bool is_first() const { return node_.rank == 0; }
+  bool trains() const { return place_.rank >= 0; }
 
   // The ranks of all hosts have agreed on the end of the run before any of them ends like this.
   static bool is_over(const NodeEnd& end) { return !end.failed && end.code == ExitCode::kDone; }
+  static bool has_lower_code(const NodeEnd& one, const NodeEnd& other) { return one.code < other.code; }
 
   void check() {
     if (const auto signal = signals_.next()) throw Stopped{*signal};
@@ -117,6 +135,8 @@ class Keeper {
                                 .network_interface = {},
                                 .timeout = plan_.experiment.communication_timeout,
                                 .log = make_stderr_logger()};
+    options.node.least = plan_.numbers_of_hosts.front();
+    if (std::exchange(opens_, false)) options.before = present_;
     if (const std::string* file = rank::find(variables_, "DTRAIN_RUN_SECRET_FILE")) options.secret_file = *file;
     if (const std::string* name = rank::find(variables_, "DTRAIN_NETWORK_INTERFACE")) options.network_interface = *name;
     const auto agree = [](const std::vector<Json>& all) {
@@ -128,34 +148,99 @@ class Keeper {
     keepers_ = rank::Keepers::meet(options, to_json(run_), agree, [this] { check(); });
     run_ = run_kept_of(keepers_->agreed());
     if (is_first() && run_.started > 0) record_restart();
+    take_place();
+  }
+
+  // Those of the hosts that have met train by whose ranks the batch divides. The others wait for a place.
+  void take_place() {
+    const std::vector<int>& present = keepers_->present();
+    present_ = present.size();
+    const std::vector<int> hosts(present.begin(), present.begin() + hosts_that_train(plan_, present.size()));
+    const auto here = std::find(hosts.begin(), hosts.end(), node_.rank);
+    place_ = node_;
+    place_.nodes = static_cast<int>(hosts.size());
+    place_.rank = here == hosts.end() ? -1 : static_cast<int>(here - hosts.begin());
+    const std::vector<int> before = std::exchange(run_.hosts, hosts);
+    if (run_.started > 0 && before.size() != hosts.size()) say_change(before);
+    if (trains()) return;
+    std::fprintf(stderr,
+                 "dtrain: %s waits for a place: the ranks of %s train, and those of more do not divide the batch\n",
+                 keepers_->name_of(node_.rank).c_str(), count_of(place_.nodes, "host").c_str());
+  }
+
+  void say_change(const std::vector<int>& before) {
+    const auto text_of_ranks = [&](const std::vector<int>& hosts) {
+      const int count = static_cast<int>(hosts.size());
+      return count_of(count * plan_.ranks_here, "rank") + " on " + count_of(count, "host");
+    };
+    const auto without = [](const std::vector<int>& hosts, const std::vector<int>& others) {
+      std::vector<int> result;
+      std::set_difference(hosts.begin(), hosts.end(), others.begin(), others.end(), std::back_inserter(result));
+      return result;
+    };
+    const std::vector<int> gone = without(before, run_.hosts);
+    const std::vector<int> come = without(run_.hosts, before);
+    const std::vector<int>& changed = gone.empty() ? come : gone;
+    const std::int64_t saved = last_saved();
+    const char* const one = gone.empty() ? "takes part" : "has not come back";
+    const char* const several = gone.empty() ? "take part" : "have not come back";
+    std::fprintf(stderr,
+                 "dtrain: host%s %s %s: the run %s with %s in place of %s; another number of ranks gives other bits\n",
+                 changed.size() == 1 ? "" : "s", ranges_text(changed, ", ").c_str(),
+                 changed.size() == 1 ? one : several,
+                 saved > 0 ? ("goes on from batch " + std::to_string(saved)).c_str() : "begins anew",
+                 text_of_ranks(run_.hosts).c_str(), text_of_ranks(before).c_str());
+    if (!is_first()) return;
+    write_event("hosts_changed", {{"hosts", run_.hosts},
+                                  {"before", before},
+                                  {"ranks", run_.hosts.size() * static_cast<std::size_t>(plan_.ranks_here)},
+                                  {"step", saved}});
   }
 
   // Makes one attempt. Empty: another one follows. Else the exit code.
   std::optional<ExitCode> attempt() {
     const std::string name = std::to_string(run_.started);
-    NodeRanks ranks(plan_, node_, variables_, run_.run_dir, run_.started);
+    if (!trains()) return wait_for_place(name);
+    NodeRanks ranks(plan_, place_, variables_, run_.run_dir, run_.started);
     ++run_.started;
-    const NodeEnd end = ranks.wait(signals_, *keepers_);
+    const NodeEnd end = ranks.wait(signals_, *keepers_, status_);
     std::string lost = keepers_->lost();
     if (lost.empty()) {
       try {
-        keepers_->tell("end/" + name + "/" + std::to_string(node_.rank), to_json(end));
+        keepers_->tell("end/" + name + "/" + std::to_string(place_.rank), to_json(end));
         if (is_first()) judge(name, ranks.run_dir());
-        const Json verdict = hear("verdict/" + name);
-        run_ = run_kept_of(verdict.at("run"));
-        if (!verdict.at("restarts").get<bool>()) {
-          keepers_->leave();
-          return end.code;
-        }
-        say_restart();
-        if (is_first()) record_restart();
-        return std::nullopt;
+        return follow_verdict(name) ? std::nullopt : std::optional(end.code);
       } catch (const CommError& error) {
         lost = keepers_->lost();
         if (lost.empty()) lost = error.what();
       }
     }
     return go_on_without(lost, end, ranks.run_dir());
+  }
+
+  // Hears whether another attempt follows. False: the run has ended.
+  bool follow_verdict(const std::string& name) {
+    const Json verdict = hear("verdict/" + name);
+    run_ = run_kept_of(verdict.at("run"));
+    code_ = verdict.at("code").get<ExitCode>();
+    const bool restarts = verdict.at("restarts").get<bool>();
+    opens_ = restarts && present_ < static_cast<std::size_t>(node_.nodes);
+    if (!restarts || opens_) keepers_->leave();
+    if (!restarts) return false;
+    say_restart();
+    if (is_first() && !opens_) record_restart();
+    return true;
+  }
+
+  // As attempt(), on a host that has no ranks.
+  std::optional<ExitCode> wait_for_place(const std::string& name) {
+    ++run_.started;
+    try {
+      return follow_verdict(name) ? std::nullopt : std::optional(code_);
+    } catch (const CommError& error) {
+      const std::string lost = keepers_->lost();
+      return go_on_without(lost.empty() ? error.what() : lost, {.failed = true}, {});
+    }
   }
 
   // A host is lost: the run goes on once its keeper, or another one in its place, has met the others.
@@ -176,10 +261,11 @@ class Keeper {
   void judge(const std::string& name, const fs::path& run_dir) {
     if (!run_dir.empty()) run_.run_dir = run_dir.string();
     std::vector<NodeEnd> ends;
-    for (int host = 0; host < node_.nodes; ++host) {
+    for (int host = 0; host < place_.nodes; ++host) {
       const std::string key = "end/" + name + "/" + std::to_string(host);
       const bool any_failed = std::any_of(ends.begin(), ends.end(), [](const NodeEnd& end) { return end.failed; });
-      ends.push_back(node_end_of(hear(key, any_failed ? std::optional(keepers_->name_of(host)) : std::nullopt)));
+      const std::string who = keepers_->name_of(run_.hosts.at(static_cast<std::size_t>(host)));
+      ends.push_back(node_end_of(hear(key, any_failed ? std::optional(who) : std::nullopt)));
     }
     bool failed = false;
     bool stopped = false;
@@ -197,8 +283,10 @@ class Keeper {
       for (const Json& hang : end.hangs) write_event("rank_hangs", hang);
     }
     const bool restarts = failed && !stopped && (!cause || cause->may_pass) && count_restart(why);
-    if (failed && !restarts) record_end(why, cause && !cause->may_pass ? cause->code : ExitCode::kRunFailed);
-    keepers_->tell("verdict/" + name, {{"restarts", restarts}, {"run", to_json(run_)}});
+    ExitCode code = cause && !cause->may_pass ? cause->code : ExitCode::kRunFailed;
+    if (failed && !restarts) record_end(why, code);
+    if (!failed) code = std::max_element(ends.begin(), ends.end(), has_lower_code)->code;
+    keepers_->tell("verdict/" + name, {{"restarts", restarts}, {"code", code}, {"run", to_json(run_)}});
   }
 
   // Waits for a value of another keeper. CommError once a host is lost, or if `limited` has not told it after a while.
@@ -262,8 +350,13 @@ class Keeper {
   const int most_restarts_;
   const std::string host_;
   const SystemClock clock_;
+  rank::TrainerStatus status_;
   rank::LaunchSignals signals_;
   RunKept run_;
+  rank::NodeEnvironment place_;      // of this host among those that train; rank -1: it waits for a place
+  std::size_t present_ = 0;          // hosts at the last meeting
+  bool opens_ = false;               // all meet again, as hosts that were absent may be there
+  ExitCode code_ = ExitCode::kDone;  // with which the run has ended on all hosts
   std::unique_ptr<rank::Keepers> keepers_;
 };
 

@@ -25,6 +25,11 @@ constexpr int kPollMs = 200;
 
 int ranks_of_node(const config::Experiment& experiment, const rank::NodeEnvironment& node) {
   if (node.ranks_here > 0) return node.ranks_here;
+  if (node.may_change()) {
+    throw ConfigError("PET_NNODES=" + std::to_string(node.least) + ":" + std::to_string(node.nodes) +
+                          " lets the number of hosts change, and nothing says how many ranks each of them has",
+                      "set PET_NPROC_PER_NODE to a number");
+  }
   const int slots = experiment.resources.slots_per_trial;
   if (slots > 0 && slots % node.nodes == 0) return slots / node.nodes;
   const std::string file = experiment.file.string();
@@ -36,6 +41,25 @@ int ranks_of_node(const config::Experiment& experiment, const rank::NodeEnvironm
   throw ConfigError(file + ": resources.slots_per_trial: " + std::to_string(slots) + " ranks cannot be divided among " +
                         std::to_string(node.nodes) + " hosts (PET_NNODES)",
                     "set PET_NPROC_PER_NODE to the number of ranks on each host");
+}
+
+// Those by whose ranks the batch divides exactly: a run whose batches change with a host is another run.
+std::vector<int> numbers_of_hosts(const config::Experiment& experiment, const rank::NodeEnvironment& node, int ranks) {
+  if (!node.may_change()) return {node.nodes};
+  const std::int64_t batch = experiment.global_batch_size;
+  std::vector<int> numbers;
+  std::vector<std::string> tried;
+  for (int hosts = node.least; hosts <= node.nodes; ++hosts) {
+    const int parts = experiment.parts_of_batch(hosts * ranks);
+    if (batch <= 0 || batch % parts == 0) numbers.push_back(hosts);
+    tried.push_back(std::to_string(parts));
+  }
+  if (!numbers.empty()) return numbers;
+  throw ConfigError(experiment.file.string() + ": hyperparameters.global_batch_size: " + std::to_string(batch) +
+                        " is not divided exactly by " + join(tried, ", ") +
+                        ", the numbers of ranks of PET_NNODES=" + std::to_string(node.least) + ":" +
+                        std::to_string(node.nodes) + " and PET_NPROC_PER_NODE=" + std::to_string(ranks),
+                    "choose a batch size that is a multiple of one of them");
 }
 
 // Returns the arguments of a rank program: the experiment, the run and its options.
@@ -82,6 +106,7 @@ NodePlan plan_node(const LaunchRequest& given, const rank::NodeEnvironment& node
   plan.experiment = config::read_experiment(request.experiment_file, request.overrides, request.contents);
   rank::check_model_files(plan.experiment);
   plan.ranks_here = ranks_of_node(plan.experiment, node);
+  plan.numbers_of_hosts = numbers_of_hosts(plan.experiment, node, plan.ranks_here);
   rank::check_mock(request.mock, plan.ranks_here * node.nodes);
   plan.command = entry_command(plan.experiment, variables);
   rank::Variables of_a_rank = variables;
@@ -90,6 +115,14 @@ NodePlan plan_node(const LaunchRequest& given, const rank::NodeEnvironment& node
   plan.arguments = rank_arguments(given);
   plan.threads = host::threads_of_children(host::process_cores(), plan.ranks_here);
   return plan;
+}
+
+int hosts_that_train(const NodePlan& plan, std::size_t present) {
+  int most = 0;
+  for (const int hosts : plan.numbers_of_hosts) {
+    if (static_cast<std::size_t>(hosts) <= present) most = hosts;
+  }
+  return most;
 }
 
 Json to_json(const NodeEnd& end) {
@@ -135,7 +168,7 @@ NodeRanks::NodeRanks(const NodePlan& plan, const rank::NodeEnvironment& node, co
   }
 }
 
-NodeEnd NodeRanks::wait(rank::LaunchSignals& signals, rank::Keepers& keepers) {
+NodeEnd NodeRanks::wait(rank::LaunchSignals& signals, rank::Keepers& keepers, rank::TrainerStatus& status) {
   bool lost = false;
   while (!all_ended()) {
     std::vector<pollfd> descriptors{{signals.fd(), POLLIN, 0}};
@@ -146,14 +179,14 @@ NodeEnd NodeRanks::wait(rank::LaunchSignals& signals, rank::Keepers& keepers) {
     }
     ::poll(descriptors.data(), descriptors.size(), kPollMs);
     while (const auto signal = signals.next()) interrupt(*signal);
-    read_links();
+    read_links(status);
     for (RankProcess& rank : ranks_) reap(rank);
     lost = lost || !keepers.lost().empty();
     if (lost && !failed_at_) failed_at_ = SteadyClock::now();
     if (!failed_at_ && !interrupted_at_) look_for_hangs(keepers);
     end_what_hangs();
   }
-  read_links();
+  read_links(status);
   return end();
 }
 
@@ -211,10 +244,11 @@ bool NodeRanks::is_failure(const ExitStatus& status) const {
   return code != ExitCode::kDone && code != ExitCode::kPreempted && code != ExitCode::kInterrupted;
 }
 
-void NodeRanks::read_links() {
+void NodeRanks::read_links(rank::TrainerStatus& status) {
   for (RankProcess& rank : ranks_) {
     const RankNews news = rank.read_link();
     if (!news.folder.empty()) run_dir_ = news.folder;
+    if (news.progress) status.take(*news.progress, rank::RunFolder{run_dir_}.metrics());
   }
 }
 

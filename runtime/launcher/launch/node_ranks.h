@@ -20,6 +20,7 @@
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/keepers.h"
 #include "dtrain/rank/stop_requests.h"
+#include "dtrain/rank/trainer_status.h"
 #include "launch/attempts.h"
 #include "launch/hang_watch.h"
 #include "launch/hanging_ranks.h"
@@ -34,8 +35,12 @@ struct NodePlan {
   std::vector<std::string> arguments;  // the experiment, the run and its options
   std::string library_path;            // empty: unchanged
   int ranks_here = 1;
-  int threads = 1;  // of each rank
+  int threads = 1;                    // of each rank
+  std::vector<int> numbers_of_hosts;  // with which the run may train, ascending
 };
+
+// Returns with how many of the hosts that are present the run trains; the last ones beyond them wait. 0: too few.
+int hosts_that_train(const NodePlan& plan, std::size_t present);
 
 // ConfigError: the experiment cannot be run, or its ranks cannot be divided among the hosts.
 NodePlan plan_node(const LaunchRequest& request, const rank::NodeEnvironment& node, const rank::Variables& variables);
@@ -88,13 +93,13 @@ class NodeRanks {
 
   // Waits until all have ended. Passes signals on. Once one has failed, or a host is lost, the others of this host get
   // some time to stop by themselves, and are then ended.
-  NodeEnd wait(rank::LaunchSignals& signals, rank::Keepers& keepers);
+  NodeEnd wait(rank::LaunchSignals& signals, rank::Keepers& keepers, rank::TrainerStatus& status);
   // The run's folder, as the ranks have told it. Empty: rank 0 has not made it yet.
   const std::filesystem::path& run_dir() const { return run_dir_; }
 
  private:
   bool all_ended() const;
-  void read_links();
+  void read_links(rank::TrainerStatus& status);
   void reap(RankProcess& rank);
   void look_for_hangs(rank::Keepers& keepers);
   void interrupt(int signal);

@@ -86,7 +86,17 @@ inline constexpr Variable kVariables[] = {
      "Where ranks on several hosts find rank 0 if MPI does not connect them.", "ranks"},
     {"PET_NNODES PET_NODE_RANK PET_NPROC_PER_NODE PET_MASTER_ADDR PET_MASTER_PORT", "as torchrun reads them",
      "The number of hosts, the number of this host, its ranks, and where rank 0 is, for hosts that each start their "
-     "own ranks. Kubernetes sets them.",
+     "own ranks. Kubernetes sets them. `PET_NNODES=2:4` lets the number of hosts change "
+     "([launching.md](launching.md#a-number-of-hosts-that-changes)).",
+     "`dtrain launch`, `dtrain run`, ranks"},
+    {"PET_RDZV_CONF", "as torchrun reads it",
+     "Of it `last_call_timeout` alone counts: the seconds that the least number of hosts waits for more; 30 if it is "
+     "not set.",
+     "`dtrain launch`, `dtrain run`"},
+    {"KUBEFLOW_TRAINER_SERVER_URL KUBEFLOW_TRAINER_SERVER_TOKEN KUBEFLOW_TRAINER_SERVER_CA_CERT",
+     "an https address; two files",
+     "The server that gets the progress of the run, the token for it, and the certificates that it must have one of "
+     "([kubernetes.md](kubernetes.md#progress)). Kubeflow Trainer sets them.",
      "`dtrain launch`, `dtrain run`, ranks"},
     {"OMP_NUM_THREADS OMP_WAIT_POLICY GOMP_SPINCOUNT", "as OpenMP reads them",
      "Passed to the ranks unchanged. If they are not set, `dtrain launch` sets them to the number of cores of a rank's "

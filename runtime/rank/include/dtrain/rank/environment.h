@@ -2,6 +2,7 @@
 // files. Plain values; any thread, except for the functions that change variables.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -74,9 +75,12 @@ struct MasterAddress {
 // ranks there.
 struct NodeEnvironment {
   int nodes = 1;
+  int least = 1;       // the run may begin, and go on, with so many hosts; PET_NNODES=3 names one number for both
   int rank = 0;        // of this host
   int ranks_here = 0;  // PET_NPROC_PER_NODE; 0: not said, or a word such as auto
   MasterAddress master;
+  std::chrono::seconds last_call{30};  // how long `least` hosts wait for more
+  bool may_change() const { return least < nodes; }
   std::string job() const { return "pet-" + master.name + "-" + std::to_string(master.port); }
 };
 

@@ -25,21 +25,25 @@ struct KeeperOptions {
   std::filesystem::path secret_file;           // as RankEnvironment::run_secret_file
   std::string network_interface;               // as RankEnvironment::network_interface
   std::chrono::milliseconds timeout{600'000};  // of the meeting
+  std::size_t before = 0;  // so many hosts that have just parted wait for others only a moment; 0: they have not
   Logger log;
 };
 
 class Keepers {
  public:
-  // Makes what all hosts get from what each of them has given, in the order of hosts.
+  // Makes what all hosts get from what each host that is present has given, in their order.
   using Agree = std::function<Json(const std::vector<Json>& all)>;
 
-  // Waits until the keepers of all hosts are connected, and again if one is lost meanwhile. Host 0's calls `agree`.
+  // Waits until the keepers of all hosts are connected, and again if one is lost meanwhile; for NodeEnvironment::least
+  // hosts, with host 0 among them, `last_call` is long enough. Host 0's calls `agree`.
   // `check` is called several times a second, and may throw to give up. CommError at the deadline names the hosts that
   // have not come, or says why host 0 is not reached; ConfigError as read_run_secret() and secret_to_join().
   static std::unique_ptr<Keepers> meet(const KeeperOptions& options, const Json& mine, const Agree& agree,
                                        const std::function<void()>& check);
 
   const Json& agreed() const { return agreed_; }
+  // The numbers of the hosts that have met, ascending.
+  const std::vector<int>& present() const { return present_; }
 
   // Values that the keepers tell each other. hear() waits for `patience` at most; CommError once a host is lost.
   void tell(const std::string& key, const Json& value);
@@ -56,9 +60,11 @@ class Keepers {
 
  private:
   Keepers(std::unique_ptr<comm::ControlPlane> plane, const std::vector<Json>& hosts, Json agreed);
+  void leave_without_absent();
 
   const UniqueFd lost_fd_;
-  std::vector<std::string> names_;
+  std::vector<std::string> names_;  // empty: that host is absent
+  std::vector<int> present_;
   Json agreed_;
   std::unique_ptr<comm::ControlPlane> plane_;  // its thread writes to lost_fd_
 };
