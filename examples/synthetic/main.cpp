@@ -65,6 +65,8 @@ class SyntheticTrial : public dtrain::Trial {
             {"accuracy", right.to(torch::kFloat64).mean()}};
   }
 
+  torch::Tensor predict_batch(const dtrain::Batch& batch) override { return model_(batch["features"]); }
+
  private:
   dtrain::TrialContext& context_;
   dtrain::data::SyntheticOptions task_;

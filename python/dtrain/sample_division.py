@@ -133,11 +133,13 @@ class _Indices(data.Sampler):
             if skip > 0:
                 skip -= 1
                 continue
+            if not source.takes(number):
+                continue
             mine = batch if self._is_own else self._part(batch, count)
             if count is not None and len(mine) == 0:
                 continue
             self.given.append((None, None) if count is None else (len(mine), 0 if self._is_own else count))
-            of_rank = (*source.key(True), place)
+            of_rank = (*source.key(True), source.number_of(place))
             if draws_anew:
                 seed_python(*of_rank)
                 draws_anew = False
@@ -153,7 +155,7 @@ class _Indices(data.Sampler):
 
     def _part(self, batch: Any, count: int | None) -> Any:
         source = self._source
-        if source.world_size == 1:
+        if source.world_size == 1 or source.deals:
             return batch
         try:
             return batch[part_of(len(batch), source.rank, source.world_size)]
@@ -220,11 +222,12 @@ class Source:
 
     ``whole_batches``: global batches with fewer samples than ranks are left out, so that all ranks have the same number. ``context``:
     with it the ranks compare what their loaders give: their lengths now (collective), and samples once an epoch, in compare();
-    ``compares``: the ranks take the same batches, so epoch() calls it. A data.Loader has to be that of a run already.
+    ``compares``: the ranks take the same batches, so epoch() calls it. ``deals``: each batch goes to one rank as a whole, in turn, so
+    that batches are the same on any number of ranks. A data.Loader has to be that of a run already.
     """
 
     def __init__(self, loader: Any, rank: int, world_size: int, seed: int, whole_batches: bool = False,
-                 context: Context | None = None, compares: bool = False) -> None:
+                 context: Context | None = None, compares: bool = False, deals: bool = False) -> None:
         described = loader if isinstance(loader, Described) else Described(loader, False)
         loader = described.loader
         #: Whether the script has marked the batches as this rank's own.
@@ -234,6 +237,7 @@ class Source:
         self._is_own = described.is_own or self._is_of_engine
         self.rank = rank
         self.world_size = world_size
+        self.deals = deals and not self._is_own
         self._seed = seed
         self._number = 0  # of the epoch
         #: Samples of a global batch that are too few.
@@ -285,7 +289,15 @@ class Source:
 
     def key(self, of_rank: bool) -> tuple[int, ...]:
         """Of random streams in this epoch."""
-        return (self._seed, self._number, self.rank) if of_rank else (self._seed, self._number)
+        return (self._seed, self._number, 0 if self.deals else self.rank) if of_rank else (self._seed, self._number)
+
+    def takes(self, number: int) -> bool:
+        """Whether this rank has a part of this batch of all ranks."""
+        return not self.deals or number % self.world_size == self.rank
+
+    def number_of(self, place: int) -> int:
+        """Of this rank's batch of that number, the number in random streams."""
+        return place * self.world_size + self.rank if self.deals else place
 
     def leaves_out(self, count: int | None) -> bool:
         if count is None or count >= self.fewest:
@@ -326,10 +338,10 @@ class Source:
         has_workers = self._loader.num_workers > 0
         for number in itertools.count(skip):
             if not has_workers:
-                seed_python(*self.key(True), number)
+                seed_python(*self.key(True), self.number_of(number))
             batch = next(batches, _END)
             if has_workers:  # they have read it; samplers may draw for later batches
-                seed_python(*self.key(True), number)
+                seed_python(*self.key(True), self.number_of(number))
             if self._context is not None and not self._facts:
                 self._note_indices(indices.first)
             self._compare_if_due()
@@ -342,7 +354,7 @@ class Source:
 
     def _whole(self, skip: int) -> Iterator[Any]:
         batches: Iterator[Any] | None = None
-        is_shared = not self._is_own and self.world_size > 1
+        is_shared = not self._is_own and self.world_size > 1 and not self.deals
         for number in itertools.count():
             if self._is_own:
                 seed_all(*self.key(True), number)
@@ -364,6 +376,8 @@ class Source:
                 continue
             if skip > 0:
                 skip -= 1
+                continue
+            if not self.takes(number):
                 continue
             rows = part_of(count, self.rank, self.world_size)
             self.count = rows.stop - rows.start if is_shared else self._count_softly(batch)

@@ -229,7 +229,7 @@ class Context:
         experiment file. Every rank makes the same calls.
         """
         native = self._native
-        batch_size = native.batch_size * native.world_size
+        batch_size = native.batch_size * (1 if native.predicts else native.world_size)
         return DataSet(_native.open_data_set(native, _given({"format": format, **keys}), native.resolve(""), batch_size))
 
     def clip_gradient_norm(self, max_norm: float) -> None:
@@ -489,13 +489,14 @@ class _Bound:
         if isinstance(loader, Loader):
             loader = loader._of_run(self._context._native)
         return Source(loader, self._context.rank, self._context.world_size, self._context._native.seed,
-                      whole_batches, self._context, compares=True)
+                      whole_batches, self._context, compares=True, deals=self._context._native.predicts)
 
     def training_loader(self) -> Source | None:
         with drawn_alike(self._context._native.seed, 1):  # such as a split
             loader = self._trial.training_loader()
         source = self._source(loader, whole_batches=True)
-        if source is not None and source.batch_size not in (None, self._context.global_batch_size):
+        is_trained = source is not None and not self._context._native.predicts
+        if is_trained and source.batch_size not in (None, self._context.global_batch_size):
             raise _native.ConfigError(
                 f"training_loader() has batches of {source.batch_size}, and hyperparameters.global_batch_size is "
                 f"{self._context.global_batch_size}: give the DataLoader batch_size=context.global_batch_size")

@@ -34,6 +34,7 @@ struct LoaderPlace {
   int world_size = 1;
   std::uint64_t seed = 0;
   std::chrono::nanoseconds timeout{0};  // 0: next() waits for ever
+  bool predicts = false;                // each batch goes to one rank as a whole
 };
 
 // `keys`: those of an experiment's `data` section, with those of the source beside the others instead of under
@@ -52,14 +53,15 @@ config::ModelData data_of(const Json& keys, const std::string& folder) {
 
 Loader loader_of(const config::ModelData& data, const LoaderPlace& place, int ranks_of_host,
                  const data::HostShare& share) {
-  if (place.batch_size < place.world_size || place.batch_size % place.world_size != 0) {
+  const bool divides = place.batch_size >= place.world_size && place.batch_size % place.world_size == 0;
+  if (!place.predicts && !divides) {
     throw ConfigError("batch_size is " + std::to_string(place.batch_size) + ", which does not divide among " +
                           std::to_string(place.world_size) + " ranks",
                       "give a multiple of their number");
   }
   const config::LoaderKeys& keys = data.loader;
   data::LoaderOptions options;
-  options.batch_size = place.batch_size / place.world_size;
+  options.batch_size = place.predicts ? place.batch_size : place.batch_size / place.world_size;
   options.rank = place.rank;
   options.world_size = place.world_size;
   options.shuffle = keys.shuffle;
@@ -73,6 +75,7 @@ Loader loader_of(const config::ModelData& data, const LoaderPlace& place, int ra
   options.shuffle_window = keys.shuffle_window << 20;
   options.timeout = place.timeout;
   options.ranks_of_host = ranks_of_host;
+  if (place.predicts) options.take_all_in_order();
   if (keys.pin && at::globalContext().hasCUDA()) options.allocate = train::pinned_allocator();
   return make_loader(
       data::open_source(data.format, data.training, config::transforms_of(data.transforms.training), share), options);
@@ -93,8 +96,12 @@ Loader open_data_set(TrialContext& context, py::handle keys, const std::string& 
   const py::gil_scoped_release unlocked;
   const config::Experiment& experiment = context.session().experiment();
   // The timeout is a little shorter than that of the other ranks for this rank, so that the run ends with the cause.
-  const LoaderPlace place{batch_size, context.rank(), context.world_size(), experiment.experiment_seed,
-                          experiment.communication_timeout * 9 / 10};
+  const LoaderPlace place{batch_size,
+                          context.rank(),
+                          context.world_size(),
+                          experiment.experiment_seed,
+                          experiment.communication_timeout * 9 / 10,
+                          !context.session().predictions().empty()};
   return loader_of(data_of(json, folder), place, context.session().world().local_size, context.host_share());
 }
 

@@ -71,6 +71,7 @@ void add_context(py::module_& module) {
       .def_property_readonly("run_dir", [](TrialContext& context) { return context.session().run_dir().string(); })
       .def_property_readonly("global_batch_size",
                              [](TrialContext& context) { return context.session().experiment().global_batch_size; })
+      .def_property_readonly("predicts", [](TrialContext& context) { return !context.session().predictions().empty(); })
       .def_property_readonly("max_length",
                              [](TrialContext& context) {
                                const config::Length& length = context.session().experiment().searcher.max_length;

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
 #include "storage.h"
 
 namespace dtrain::checkpoints {
@@ -143,6 +144,14 @@ std::vector<Entry> best_of(const std::vector<Entry>& entries, int count) {
   return best;
 }
 
+void note_validation(const fs::path& checkpoint, const std::string& metric, std::optional<double> value) {
+  Manifest manifest = read_manifest(checkpoint);
+  manifest.about.awaits_validation = false;
+  manifest.about.metric = value ? metric : "";
+  manifest.about.metric_value = value;
+  write_file_atomic(checkpoint / kManifestFile, to_text(manifest));
+}
+
 std::vector<Entry> superseded(const std::vector<Entry>& all, std::int64_t written, const Retention& retention) {
   std::vector<Entry> entries = all;
   std::erase_if(entries, [&](const Entry& entry) {
@@ -151,6 +160,9 @@ std::vector<Entry> superseded(const std::vector<Entry>& all, std::int64_t writte
   });
   std::set<std::int64_t> kept{written};
   for (const Entry& entry : best_of(entries, retention.best)) kept.insert(entry.about.step);
+  for (const Entry& entry : entries) {
+    if (entry.about.awaits_validation) kept.insert(entry.about.step);
+  }
 
   std::vector<const Entry*> newest;
   for (const Entry& entry : entries) {

@@ -83,15 +83,17 @@ std::string rank_file(int rank) {
 }
 
 Json to_json(const About& about) {
-  return {{"step", about.step},
-          {"epoch", about.epoch},
-          {"world_size", about.world_size},
-          {"reason", about.reason},
-          {"metric", about.metric},
-          {"metric_value", or_null(about.metric_value)},
-          {"smaller_is_better", about.smaller_is_better},
-          {"time", about.time},
-          {"run", about.run}};
+  Json json = {{"step", about.step},
+               {"epoch", about.epoch},
+               {"world_size", about.world_size},
+               {"reason", about.reason},
+               {"metric", about.metric},
+               {"metric_value", or_null(about.metric_value)},
+               {"smaller_is_better", about.smaller_is_better},
+               {"time", about.time},
+               {"run", about.run}};
+  if (about.awaits_validation) json["awaits_validation"] = true;
+  return json;
 }
 
 About about_from(const Json& json) {
@@ -104,6 +106,7 @@ About about_from(const Json& json) {
     about.metric = json.at("metric").get<std::string>();
     if (const Json& value = json.at("metric_value"); !value.is_null()) about.metric_value = value.get<double>();
     about.smaller_is_better = json.at("smaller_is_better").get<bool>();
+    about.awaits_validation = json.value("awaits_validation", false);
     about.time = json.at("time").get<double>();
     about.run = json.at("run");
     if (about.step < 0 || about.epoch < 0 || about.world_size < 1) {

@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -85,8 +86,8 @@ launcher::EvaluateRequest request_of(const EvaluateArguments& arguments) {
   if (!arguments.cluster.empty()) request.cluster = arguments.cluster;
   std::vector<std::string> more = arguments.overrides;
   for (const std::string& value : arguments.data) more.push_back("data." + value);
-  if (arguments.slots) more.push_back("resources.slots_per_trial=" + std::to_string(*arguments.slots));
   request.overrides = rank::merge_overrides(request.overrides, more);
+  request.slots = arguments.slots;
   return request;
 }
 
@@ -167,6 +168,7 @@ void add_predict(CLI::App& app, ExitCode* exit_code) {
   auto arguments = std::make_shared<EvaluateArguments>();
   struct Output {
     fs::path file;
+    std::optional<std::int64_t> batch_size;
     bool force = false;
   };
   auto output = std::make_shared<Output>();
@@ -178,11 +180,16 @@ void add_predict(CLI::App& app, ExitCode* exit_code) {
                    "The file: .npy, .safetensors (one tensor, outputs), or .jsonl (a line for each sample)")
       ->type_name("FILE")
       ->required();
+  command
+      ->add_option("--batch-size", output->batch_size,
+                   "The samples that a rank computes at once (default: those of a slot in the training)")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
   command->add_flag("--force", output->force, "Replace FILE if it exists");
   command->footer(
       codes_of_evaluation() + kHowItEvaluates +
-      "The outputs have the order of the data, on any number of ranks. A `model:` file gives its output, a\n"
-      "trial what its predict_batch() returns.\n"
+      "The outputs have the order of the data, and the file has the same bytes on any number of ranks: each batch is\n"
+      "computed by one rank, with one thread. So on CPUs as many ranks as cores (--slots) are the fastest. A `model:`\n"
+      "file gives its output, a trial what its predict_batch() returns.\n"
       "\n"
       "  dtrain predict 7 best --out scores.npy\n"
       "  dtrain predict 7 --data validation.features=new.npy --out scores.jsonl");
@@ -191,6 +198,7 @@ void add_predict(CLI::App& app, ExitCode* exit_code) {
     check_output(fs::absolute(output->file), output->force);
     launcher::EvaluateRequest request = request_of(*arguments);
     request.predictions = output->file;
+    request.batch_size = output->batch_size;
     carry_out(*arguments, request, *exit_code);
   });
 }

@@ -102,6 +102,8 @@ void add_launch(CLI::App& app, ExitCode* exit_code) {
   command->add_flag("--trial", request->is_trial)->group("");      // for slots_per_trial: auto: see LaunchRequest
   command->add_flag("--evaluate", request->evaluates)->group("");  // for dtrain evaluate and predict
   command->add_option("--predict", request->predictions)->group("");
+  command->add_option("--batch-size", request->prediction_batch)->group("");
+  command->add_option("--orders", request->orders)->group("");      // for a validation beside the training
   command->add_option("--contents", request->contents)->group("");  // of the script of a Slurm job: see LaunchRequest
   auto mock = std::make_shared<std::vector<std::string>>();
   command
@@ -139,7 +141,7 @@ void add_launch(CLI::App& app, ExitCode* exit_code) {
   command->callback([request, mock, exit_code] {
     if (request->experiment_file.empty() && request->continue_run.empty()) throw CLI::RequiredError("EXPERIMENT");
     request->mock = rank::parse_mock(*mock);
-    request->evaluates = request->evaluates || !request->predictions.empty();
+    request->evaluates = request->evaluates || !request->predictions.empty() || !request->orders.empty();
     *exit_code = launcher::launch(*request);
     if (!request->dry_run) warn_of_lost_output();  // a closed output does not change how a run ended
   });

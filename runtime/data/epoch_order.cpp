@@ -210,6 +210,10 @@ Sampler::Part Sampler::part(std::int64_t position) const {
   const std::int64_t left = std::max<std::int64_t>(0, size() - position);
   if (left >= global_batch()) return {position + options_.rank * options_.batch_size, options_.batch_size};
   if (options_.drop_last) return {position, 0};
+  if (options_.whole_batches) {
+    const std::int64_t before = std::min(left, options_.rank * options_.batch_size);
+    return {position + before, std::min(left - before, options_.batch_size)};
+  }
   // In the short last global batch, every rank gets the quotient, rounded down, and the first ranks get one more.
   const std::int64_t share = left / options_.world_size;
   const std::int64_t more = left % options_.world_size;
@@ -220,7 +224,8 @@ Sampler::Part Sampler::part(std::int64_t position) const {
 std::int64_t Sampler::batches_from(std::int64_t position) const {
   const std::int64_t ahead = std::max<std::int64_t>(0, size() - position);
   const std::int64_t left = ahead % global_batch();
-  return ahead / global_batch() + (!options_.drop_last && left > options_.rank ? 1 : 0);
+  const std::int64_t before = options_.rank * (options_.whole_batches ? options_.batch_size : 1);
+  return ahead / global_batch() + (!options_.drop_last && left > before ? 1 : 0);
 }
 
 std::int64_t Sampler::samples_per_epoch() const {

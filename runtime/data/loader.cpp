@@ -66,9 +66,9 @@ struct SampleLoader::Impl {
   Impl(std::shared_ptr<const Dataset> source, const LoaderOptions& loader_options)
       : dataset(std::move(source)),
         options(loader_options),
-        sampler(
-            std::make_shared<const BlockTable>(dataset->size(), dataset->blocks(), options.shuffle_window),
-            {options.batch_size, options.rank, options.world_size, options.shuffle, options.drop_last, options.seed}),
+        sampler(std::make_shared<const BlockTable>(dataset->size(), dataset->blocks(), options.shuffle_window),
+                {options.batch_size, options.rank, options.world_size, options.shuffle, options.drop_last, options.seed,
+                 options.whole_batches}),
         pool(BatchPool::create(dataset->fields().size() * static_cast<std::size_t>(options.prefetch + kSpareBuffers))),
         allocate(options.allocate ? options.allocate
                                   : BatchAllocator([this](std::size_t bytes) { return pool->take(bytes); })),

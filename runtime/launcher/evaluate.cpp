@@ -11,6 +11,7 @@
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/untrusted.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/profile/run_records.h"
 #include "dtrain/rank/run_folder.h"
 #include "short_runs.h"
@@ -36,15 +37,29 @@ fs::path make_scratch(const fs::path& wanted) {
   return folder;
 }
 
+// Returns the samples of a batch of the prediction, which must not depend on the number of ranks that compute it.
+std::int64_t prediction_batch(const EvaluateRequest& request) {
+  if (request.batch_size) return *request.batch_size;
+  const config::Experiment experiment =
+      config::read_experiment(request.experiment_file, request.overrides, request.contents);
+  return std::max<std::int64_t>(1, experiment.global_batch_size / std::max(1, experiment.resources.slots_per_trial));
+}
+
 std::vector<std::string> launch_command(const EvaluateRequest& request) {
   std::vector<std::string> command{executable_path().string(), "launch", request.experiment_file.string(), "--trial"};
   const auto add = [&](auto... words) { (command.emplace_back(words), ...); };
-  request.predictions.empty() ? add("--evaluate") : add("--predict", fs::absolute(request.predictions).string());
+  if (request.predictions.empty()) {
+    add("--evaluate");
+  } else {
+    add("--predict", fs::absolute(request.predictions).string());
+    add("--batch-size", std::to_string(prediction_batch(request)));
+  }
   if (!request.contents.empty()) add("--contents", request.contents.string());
   if (!request.cluster.empty()) add("--cluster", request.cluster.string());
   for (const std::string& value : request.overrides) {
     if (!value.starts_with("initial_weights")) add("--set", value);
   }
+  if (request.slots) add("--set", "resources.slots_per_trial=" + std::to_string(*request.slots));
   Json weights = {{"file", fs::absolute(request.weights).string()}};
   if (request.is_checkpoint) weights["training_state"] = true;
   add("--set", "initial_weights=" + to_line(weights));

@@ -18,8 +18,8 @@ namespace dtrain::rank {
 namespace {
 
 constexpr const char* kUsage =
-    R"(usage: %s [--run-dir DIR [--or-continue]] [--set KEY=VALUE]... [--mock WHAT | --evaluate | --predict FILE]
-       EXPERIMENT.yaml
+    R"(usage: %s [--run-dir DIR [--or-continue]] [--set KEY=VALUE]... [--mock WHAT | --evaluate |
+       --predict FILE [--batch-size N]] EXPERIMENT.yaml
        %s --continue RUN [--set KEY=VALUE]...
 
 Trains what EXPERIMENT.yaml describes. Started by itself it is a single rank; started by `dtrain launch`, mpirun, srun
@@ -35,6 +35,8 @@ or torchrun-style variables (RANK, WORLD_SIZE, ...) it is one of several.
   --evaluate        compute the metrics of the validation with initial_weights, and train nothing
   --predict FILE    write the model's outputs for the validation data to FILE (.npy, .safetensors, .jsonl), and train
                     nothing
+  --batch-size N    with --predict: the samples of a batch, which one rank computes (default: those of a slot in the
+                    training)
   --continue RUN    go on with a run (its folder, or its number or name under ./runs) in its own folder, from its newest
                     checkpoint that is whole, with the experiment that it was started with
   --contents FILE   read FILE in place of EXPERIMENT.yaml, to whose folder relative paths remain relative
@@ -46,8 +48,8 @@ examples:
 )";
 
 // The names of the options, after "experiment", which is no option.
-const std::vector<std::string> kOptionNames{"experiment", "run-dir", "or-continue", "set",      "mock",
-                                            "evaluate",   "predict", "continue",    "contents", "help"};
+const std::vector<std::string> kOptionNames{"experiment", "run-dir",    "or-continue", "set",      "mock", "evaluate",
+                                            "predict",    "batch-size", "continue",    "contents", "help"};
 
 [[noreturn]] void refuse(const std::string& program, const std::string& message) {
   std::fprintf(stderr, "%s: %s\n%s: --help shows the usage\n", program.c_str(), message.c_str(), program.c_str());
@@ -109,6 +111,13 @@ RankOptions parse_rank_arguments(int argc, char** argv) {
     } else if (value_of("--predict", &value)) {
       options.evaluates = true;
       options.predictions = value;
+    } else if (value_of("--orders", &value)) {  // of a validation beside the training: see orders()
+      options.evaluates = true;
+      options.orders = value;
+    } else if (value_of("--batch-size", &value)) {
+      std::string_view text = value;
+      options.prediction_batch = take_number<std::int64_t>(text).value_or(0);
+      if (options.prediction_batch < 1 || !text.empty()) refuse(options.program, "--batch-size needs a number above 0");
     } else if (value_of("--continue", &value)) {
       continued = value;
     } else if (argument == "--or-continue") {
@@ -130,6 +139,9 @@ RankOptions parse_rank_arguments(int argc, char** argv) {
     refuse(options.program, "--continue takes the experiment and the folder from the run; it goes with --set alone");
   }
   if (options.evaluates && !mock.empty()) refuse(options.program, "--evaluate and --predict do not go with --mock");
+  if (options.prediction_batch > 0 && options.predictions.empty()) {
+    refuse(options.program, "--batch-size is for --predict");
+  }
   if (options.continues_if_there && options.run_dir.empty()) refuse(options.program, "--or-continue needs --run-dir");
   if (continued.empty() && options.experiment_file.empty()) refuse(options.program, "no experiment file given");
   try {

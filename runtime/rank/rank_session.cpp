@@ -51,6 +51,9 @@ bool RankSession::evaluates() const {
 const std::filesystem::path& RankSession::predictions() const {
   return identity_->options.predictions;
 }
+const std::filesystem::path& RankSession::orders() const {
+  return identity_->options.orders;
+}
 const comm::World& RankSession::world() const {
   return membership_->world();
 }

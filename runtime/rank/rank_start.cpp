@@ -59,6 +59,19 @@ void read_identity(RankIdentity& identity) {
   if (identity.environment.world.host.empty()) identity.environment.world.host = identity.host.key;
 }
 
+// In a prediction a batch goes to one rank as a whole, so that neither its size nor its samples depend on the number of
+// ranks.
+void take_whole_batches(const RankOptions& options, Assignment& assignment) {
+  config::Experiment& experiment = assignment.experiment;
+  const std::int64_t slots = std::max(1, experiment.resources.slots_per_trial);
+  const std::int64_t size = options.prediction_batch > 0
+                                ? options.prediction_batch
+                                : std::max<std::int64_t>(1, experiment.global_batch_size / slots);
+  experiment.global_batch_size = size;
+  experiment.hyperparameters["global_batch_size"] = size;
+  assignment.split = {.per_slot = size, .effective = size};
+}
+
 // Sets the experiment's environment variables unless the launcher has. Called before other threads exist. ConfigError
 // if the experiment cannot be run: ranks without a launcher share a screen, so only rank 0's error gives the reason.
 Assignment read_assignment(const RankIdentity& identity) {
@@ -74,6 +87,7 @@ Assignment read_assignment(const RankIdentity& identity) {
     check_mock(options.mock, identity.world().size);
     assignment.split =
         config::split_batch(experiment.global_batch_size, experiment.parts_of_batch(identity.world().size));
+    if (!options.predictions.empty()) take_whole_batches(options, assignment);
     if (const int ranks = experiment.virtual_ranks; ranks > 0 && identity.world().size > ranks) {
       throw ConfigError(
           experiment.file.string() + ": reproducibility.virtual_ranks is " + std::to_string(ranks) + ", and " +

@@ -380,7 +380,7 @@ TEST(Experiment, JsonShowsWhatIsInEffectUnderTheKeysOfTheFile) {
           R"("end_after_batch":null,"sync_timings":true,"trace":null,"prometheus":null,"calibration":true,"kernel_times":"auto","rules":)") +
       to_line(to_json(ProfilingRules{})) +
       R"(},"searcher":{"metric":"","smaller_is_better":true,"max_length":{"epochs":2}},)"
-      R"("min_validation_period":{"batches":0},"perform_initial_validation":false,"max_restarts":5,"recovery":{"interval":"auto"},)"
+      R"("min_validation_period":{"batches":0},"perform_initial_validation":false,"validation":{"beside":false},"max_restarts":5,"recovery":{"interval":"auto"},)"
       R"("records_per_epoch":null,)"
       R"("scheduling_unit":100,"on_non_finite":"warn","communication":{"timeout":600,"backend":"auto","security":"proof"},"reproducibility":{"experiment_seed":0},)"
       R"("data":{},"initial_weights":null,"environment":{"environment_variables":{}}})";

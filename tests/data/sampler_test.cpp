@@ -57,6 +57,33 @@ TEST(Sampler, RanksTogetherSeeTheGlobalBatchesOfOneRank) {
   }
 }
 
+TEST(Sampler, WholeBatchesDoNotDependOnTheNumberOfRanks) {
+  for (const std::int64_t size : {1, 4, 5, 19, 20, 21, 39, 61}) {
+    const auto alone = batches(size, {.batch_size = 5, .shuffle = false, .drop_last = false, .whole_batches = true});
+    for (const int world : {2, 3, 4, 7}) {
+      std::vector<Batch> dealt;
+      std::vector<std::vector<Batch>> of_ranks;
+      for (int rank = 0; rank < world; ++rank) {
+        of_ranks.push_back(batches(size, {.batch_size = 5,
+                                          .rank = rank,
+                                          .world_size = world,
+                                          .shuffle = false,
+                                          .drop_last = false,
+                                          .whole_batches = true}));
+      }
+      for (std::size_t k = 0; k < alone.size(); ++k) {
+        const std::vector<Batch>& mine = of_ranks[k % static_cast<std::size_t>(world)];
+        ASSERT_LT(k / static_cast<std::size_t>(world), mine.size()) << size << " on " << world;
+        dealt.push_back(mine[k / static_cast<std::size_t>(world)]);
+      }
+      EXPECT_EQ(dealt, alone) << size << " on " << world;
+      std::size_t all = 0;
+      for (const auto& mine : of_ranks) all += mine.size();
+      EXPECT_EQ(all, alone.size()) << size << " on " << world;
+    }
+  }
+}
+
 // From any position, any number of ranks with any batch continues the one sequence.
 TEST(Sampler, GoesOnFromAnyPositionWithAnyRanks) {
   constexpr std::int64_t kSize = 211;

@@ -1,9 +1,10 @@
 """`dtrain evaluate`: of each checkpoint the metrics have the bits of the run's own validation; other ranks, data and weights;
-and what is refused. `dtrain predict`: on 1, 2 and 3 ranks in the order of the data what PyTorch computes, and the same bytes again.
-TorchScript, a trial in C++, a trial in Python.
+and what is refused. `dtrain predict`: on 1, 2 and 3 ranks the same bytes, in the order of the data, which are what PyTorch computes.
+TorchScript, torch.export, a trial in C++, a trial in Python.
 
     evaluate.py BIN_FOLDER [TestClass[.test] ...]
 """
+import hashlib
 import io
 import json
 import os
@@ -15,6 +16,8 @@ import safetensors.torch
 import torch
 
 import harness
+from exported_models import save_data, sections_of
+from exported_zoo import CASES, export, make_data
 from torchscript_models import Net, ScriptTest, experiment, main, random_weights, save_script
 
 STEPS = 12
@@ -39,7 +42,8 @@ class Trial(dtrain.Trial):
         return torch.utils.data.DataLoader(self.data, self.context.global_batch_size, shuffle=True, drop_last=True)
 
     def validation_loader(self):
-        return torch.utils.data.DataLoader(torch.utils.data.Subset(self.data, range(77)), 10)
+        collate = (lambda rows: {"images": torch.stack([row[0] for row in rows])}) if self.context.hyperparameters.get("named") else None
+        return torch.utils.data.DataLoader(torch.utils.data.Subset(self.data, range(77)), 10, collate_fn=collate)
 
     def train_batch(self, batch):
         loss = torch.nn.functional.cross_entropy(self.model(batch[0]), batch[1])
@@ -89,14 +93,40 @@ class EvaluateTest(ScriptTest):
         (self.folder / file).unlink()
         return said, content
 
-    def check_predictions(self, run, wanted):
-        """On 1, 2 and 3 ranks, whose batches have other sizes. `wanted`: what PyTorch computes."""
-        for ranks in (1, 2, 3):
-            content = self.predict(run, ranks)[1]
-            self.assertEqual(self.predict(run, ranks)[1] if ranks == 2 else content, content)
-            found = numpy.load(io.BytesIO(content))
+    def check_predictions(self, run, wanted=None):
+        """On 1, 2 and 3 ranks, whose shares of the data are unlike. `wanted`: what PyTorch computes."""
+        contents = [self.predict(run, ranks)[1] for ranks in (1, 2, 3)]
+        self.assertEqual(len({hashlib.sha256(content).hexdigest() for content in contents}), 1)
+        found = numpy.load(io.BytesIO(contents[0]))
+        self.assertEqual(len(found) % 2, 1)
+        if wanted is not None:
             self.assertEqual(found.shape, tuple(wanted.shape))
             numpy.testing.assert_allclose(found, wanted.numpy(), rtol=2e-5, atol=2e-6)
+        return found
+
+    def check_beside(self, blocking, sections, **more):
+        """The same run with validations beside the training: the same metrics, and the same weights."""
+        beside = self.train({**sections, "validation": {"beside": True}, **more})
+        self.check_same(blocking, beside)
+        return beside
+
+    def check_same(self, blocking, beside):
+        def lines(run):
+            of_run = [{name: value for name, value in line.items() if name != "time"} for line in run.lines("metrics.jsonl")]
+            return sorted(of_run, key=lambda line: (line["kind"], line["batch"]))
+
+        self.assertEqual(lines(beside), lines(blocking))
+        self.assertEqual(beside.weights_file.read_bytes(), blocking.weights_file.read_bytes())
+        validated = [line["batch"] for line in beside.metrics("validation")]
+        self.assertEqual(validated, sorted(validated))
+        values = {line["batch"]: line["metrics"]["loss"] for line in beside.metrics("validation")}
+        checkpoints = {of["step"]: of["metric_value"] for of in self.call("checkpoint", "list", beside.run_dir, "--json")}
+        # The checkpoint of an end within a window is taken before the last validation.
+        known = {step: value for step, value in checkpoints.items() if value is not None}
+        self.assertEqual(known, {step: values[step] for step in known})
+        self.assertLessEqual(set(checkpoints) - set(known), {max(values)})
+        best = min(values, key=lambda batch: (values[batch], batch))
+        self.assertIn(best, checkpoints)
 
     def train(self, sections):
         file = harness.write_experiment(self.folder / "experiment.yaml", **sections)
@@ -122,7 +152,7 @@ class EvaluateTest(ScriptTest):
 class Files(EvaluateTest):
     def setUp(self):
         super().setUp()
-        self.data = self.idx_data(samples=192)
+        self.data = self.idx_data(samples=191)
         self.data["validation"] = {"features": "images", "target": "labels"}
         save_script(random_weights(Net(), seed=1), self.folder / "net.pt")
 
@@ -133,7 +163,7 @@ class Files(EvaluateTest):
         step = result.run_dir / "checkpoints" / "step-8"
         text = self.evaluate(step)  # a checkpoint's folder
         self.assertIn("averaged (optimizations.ema: 0.9)", text)
-        self.assertIn("192 samples on 2 ranks", text)
+        self.assertIn("191 samples on 2 ranks", text)
         alone = self.evaluate(result.run_dir, "latest", "--slots", 1, "--json")
         self.assertEqual((alone["batch"], alone["ranks"]), (STEPS, 1))
         self.assertAlmostEqual(alone["metrics"]["loss"], own[STEPS]["metrics"]["loss"], places=6)
@@ -162,12 +192,17 @@ class Files(EvaluateTest):
             wanted = model(images)
         self.check_predictions(result.run_dir, wanted)
         said, content = self.predict(result.run_dir, 2, "out.safetensors")
-        self.assertEqual((said["shape"], said["samples"], said["ranks"]), ([192, 10], 192, 2))
+        self.assertEqual((said["shape"], said["samples"], said["ranks"]), ([191, 10], 191, 2))
         outputs = safetensors.torch.load(content)["outputs"]
         torch.testing.assert_close(outputs, wanted, rtol=2e-5, atol=2e-6)
         lines = [json.loads(line) for line in self.predict(result.run_dir, 2, "out.jsonl")[1].splitlines()]
-        self.assertEqual([line["index"] for line in lines], list(range(192)))
+        self.assertEqual([line["index"] for line in lines], list(range(191)))
         self.assertEqual(torch.tensor([line["output"] for line in lines]).tolist(), outputs.tolist())
+        # Batches of another size, more of them than samples of the data for each rank.
+        contents = {self.predict(result.run_dir, ranks, "out.npy", "--batch-size", 100)[1] for ranks in (1, 3)}
+        self.assertEqual(len(contents), 1)
+        numpy.testing.assert_allclose(numpy.load(io.BytesIO(contents.pop())), wanted.numpy(), rtol=2e-5, atol=2e-6)
+        self.assertIn("--batch-size", self.call("predict", result.run_dir, "--out", "x.npy", "--batch-size", 0, code=2))
         self.assertIn("in .npy, .safetensors or .jsonl", self.call("predict", result.run_dir, "--out", "x.csv", code=2))
         self.assertIn("--force", self.call("predict", result.run_dir, "--out", moved, code=2))
         for words, said in (((result.run_dir, 5), "there is no checkpoint of step 5"), ((self.folder / "nothing",), "nothing"),
@@ -177,6 +212,18 @@ class Files(EvaluateTest):
             self.assertIn(said, self.evaluate(*words, code=1 if "null" in str(words[-1]) else 2))
 
 
+class Exported(EvaluateTest):
+    def test_predictions(self):
+        case = CASES["cnn"]
+        torch.manual_seed(1)
+        data, _ = save_data(case, self.folder, 2)
+        held_out = make_data(case, 2 * case.samples + 1, seed=9)
+        safetensors.torch.save_file(held_out, self.folder / "held_out.safetensors")
+        export(case, case.make(), data, self.folder / "model.pt2")
+        result = self.train(sections_of(case, self.folder, 2, **KEPT))
+        self.check_predictions(result.run_dir)
+
+
 class Trials(EvaluateTest):
     def test_python(self):
         (self.folder / "trial.py").write_text(TRIAL)
@@ -184,6 +231,7 @@ class Trials(EvaluateTest):
                     "resources": {"slots_per_trial": 2}, "searcher": {"metric": "loss", "max_length": {"batches": STEPS}}, **KEPT}
         result = self.train(sections)
         self.check_bits(result)
+        self.check_beside(result, sections)
         data = torch.randn(256, 8, generator=torch.Generator().manual_seed(1))[:77]
         weights = safetensors.torch.load_file(result.weights_file)
         model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.3), torch.nn.ReLU(),
@@ -191,6 +239,9 @@ class Trials(EvaluateTest):
         model.load_state_dict(weights, strict=False)
         with torch.no_grad():
             self.check_predictions(result.run_dir, model.eval()(data))
+        said = self.call("predict", result.run_dir, "--out", "out.npy", "--set", "hyperparameters.named=true", code=1)
+        self.assertIn("no predict_batch()", said)
+        self.assertEqual(list(self.folder.glob("out.npy*")), [])
 
     def test_cpp(self):
         sections = {"name": "synthetic", "entrypoint": self.build.program("synthetic"), "data": {"samples": 500},
@@ -199,8 +250,8 @@ class Trials(EvaluateTest):
         result = self.train(sections)
         self.check_bits(result)
         self.check_full_disk("evaluate", result.run_dir)
-        self.assertIn("no predict_batch()", self.call("predict", result.run_dir, "--out", "out.npy", code=1))
-        self.assertEqual(list(self.folder.glob("out.npy*")), [])
+        sections["data"]["samples"] = 510  # of which a tenth is validated
+        self.check_predictions(self.train(sections).run_dir)
 
     def test_a_script_is_refused(self):
         (self.folder / "train.py").write_text("import dtrain\n")

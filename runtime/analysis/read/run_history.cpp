@@ -23,6 +23,7 @@ class HistoryReader {
     const double time = seconds_of_utc(text(event, "time"));
     if (what == "attempt_started") return begin(event, time);
     if (what == "checkpoint_saved") add_checkpoint(event, time);
+    if (what == "checkpoint_validated") add_metric(event);
     if (what == "checkpoint_failed" || what == "checkpoint_delayed") add_trouble(event, what == "checkpoint_failed");
     if (history_.attempts.empty()) return;
     AttemptAccount& now = history_.attempts.back();
@@ -96,6 +97,16 @@ class HistoryReader {
                                     .fate = CheckpointFate::kKept});
     for (const Json& name : list_at(event, "deleted")) {
       if (name.is_string()) mark_deleted(name.get<std::string>());
+    }
+  }
+
+  // A validation beside the training has ended after the checkpoint was saved.
+  void add_metric(const Json& event) {
+    const auto value = event.find("metric_value");
+    for (CheckpointAccount& checkpoint : history_.checkpoints) {
+      if (checkpoint.step != integer(event, "step") || checkpoint.path != text(event, "path")) continue;
+      checkpoint.metric = text(event, "metric");
+      checkpoint.metric_value = value == event.end() ? std::nullopt : number_of(*value);
     }
   }
 

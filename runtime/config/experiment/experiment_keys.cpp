@@ -54,8 +54,12 @@ constexpr const char* kWholeOnGpus =
     "sharded_optimizer: true to shard the updates";
 
 std::vector<Refusal> refusals_on_gpus(const Experiment& experiment) {
-  if (experiment.optimizations.sharded_gradients != Switch::kOn) return {};
-  return {{"optimizations.sharded_gradients", kWholeOnGpus}};
+  std::vector<Refusal> refusals;
+  if (experiment.optimizations.sharded_gradients == Switch::kOn)
+    refusals.push_back({"optimizations.sharded_gradients", kWholeOnGpus});
+  if (experiment.validates_beside)
+    refusals.push_back({"validation.beside", "is not supported yet on GPUs; leave it out"});
+  return refusals;
 }
 
 std::vector<Refusal> refusals_on_cpus(const Experiment& experiment) {
@@ -91,6 +95,31 @@ Json early_stopping_needs() {
   return if_then(is_given("early_stopping", {{"type", "object"}}), std::move(needs));
 }
 
+// Returns the same for validation.beside.
+Json validation_beside_needs() {
+  const Json period =
+      is_given("min_validation_period", {{"type", "object"}, {"additionalProperties", {{"exclusiveMinimum", 0}}}});
+  const Json supported = allows({{"checkpoint_policy", {{"not", {{"const", "none"}}}}},
+                                 {"optimizations.local_sgd", {{"type", "null"}}},
+                                 {"reproducibility.virtual_ranks", {{"const", 0}}},
+                                 {"resources.slot_type", {{"not", {{"const", "cuda"}}}}}});
+  return if_then(is_given("validation", mapping_with("beside", {{"const", true}})), {{"allOf", {period, supported}}});
+}
+
+void check_validation_beside(Section& root, const Experiment& experiment) {
+  if (!experiment.validates_beside) return;
+  const auto refuse = [&](bool asked, const std::string& why) {
+    if (asked) root.refuse("validation.beside", why);
+  };
+  refuse(experiment.min_validation_period.count == 0, "has no effect without min_validation_period");
+  refuse(experiment.checkpoint_policy == CheckpointPolicy::kNone,
+         "evaluates the checkpoint of each validation, and checkpoint_policy is none; use best or all");
+  refuse(experiment.optimizations.local_sgd.has_value(),
+         "is not supported yet with optimizations.local_sgd; leave one of both out");
+  refuse(experiment.virtual_ranks > 0,
+         "is not supported yet with reproducibility.virtual_ranks; leave one of both out");
+}
+
 // Returns the same for optimizer.reduce_on_plateau.
 Json plateau_needs() {
   Json needs{{"required", {"min_validation_period"}}};
@@ -113,6 +142,7 @@ constexpr const char* kOfTheLoop[] = {"model",
                                       "early_stopping",
                                       "min_validation_period",
                                       "perform_initial_validation",
+                                      "validation",
                                       "min_checkpoint_period",
                                       "checkpoint_policy",
                                       "checkpoint_storage",
@@ -263,6 +293,7 @@ void check_together(Section& root, const Experiment& experiment) {
       root.refuse("communication.security", not_with_tls("NCCL") + "; resources.slot_type is cuda");
   }
   check_virtual_ranks(root, experiment);
+  check_validation_beside(root, experiment);
   if (experiment.early_stopping) {
     if (experiment.early_stopping->metric.empty())
       root.refuse("early_stopping", "names no metric; give early_stopping.metric or searcher.metric");

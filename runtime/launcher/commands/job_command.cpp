@@ -284,7 +284,7 @@ std::string batch_script(const PlacedLaunch& placed, const SbatchJob& job) {
   if (!job.cluster.empty()) text += " --cluster " + shell_quoted(job.cluster.string());
   for (const std::string& value : placed.asked.overrides) text += " --set " + shell_quoted(value);
   if (placed.asked.mock.any()) text += " --mock " + to_string(placed.asked.mock);
-  if (placed.asked.evaluates) text += " " + shell_quoted(evaluating_option(placed.asked));
+  for (const std::string& option : evaluating_options(placed.asked)) text += " " + shell_quoted(option);
   return text + "\n";
 }
 

@@ -78,7 +78,7 @@ std::vector<std::string> rank_arguments(const LaunchRequest& request) {
   for (const std::string& override_text : request.overrides)
     arguments.insert(arguments.end(), {"--set", override_text});
   if (request.mock.any()) arguments.insert(arguments.end(), {"--mock", to_string(request.mock)});
-  if (request.evaluates) arguments.push_back(evaluating_option(request));
+  for (const std::string& option : evaluating_options(request)) arguments.push_back(option);
   return arguments;
 }
 

@@ -209,8 +209,13 @@ std::optional<CompleteRequest> complete_request(const LaunchRequest& given, cons
   return request;
 }
 
-std::string evaluating_option(const LaunchRequest& request) {
-  return request.predictions.empty() ? "--evaluate" : "--predict=" + request.predictions.string();
+std::vector<std::string> evaluating_options(const LaunchRequest& request) {
+  if (!request.evaluates) return {};
+  if (!request.orders.empty()) return {"--orders=" + request.orders.string()};
+  if (request.predictions.empty()) return {"--evaluate"};
+  std::vector<std::string> options{"--predict=" + request.predictions.string()};
+  if (request.prediction_batch > 0) options.push_back("--batch-size=" + std::to_string(request.prediction_batch));
+  return options;
 }
 
 LaunchPlan make_launch_plan(const CompleteRequest& request, const rank::Variables& variables) {
@@ -280,7 +285,7 @@ LaunchPlan make_launch_plan(const CompleteRequest& request, const rank::Variable
     if (!config::holds_variables(value)) add("--set", value);
   }
   if (request.mock.any()) add("--mock", to_string(request.mock));
-  if (request.evaluates) add(evaluating_option(request));
+  for (const std::string& option : evaluating_options(request)) add(option);
 
   rank::Variables of_a_rank = variables;
   for (const auto& [name, value] : experiment.variables_of_ranks(plan.on_gpus())) of_a_rank[name] = value;

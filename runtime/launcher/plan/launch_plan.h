@@ -104,8 +104,8 @@ struct LaunchPlan : ChosenSlots {
   std::vector<std::string> warnings;
 };
 
-// Returns the ranks' option for a request that evaluates.
-std::string evaluating_option(const LaunchRequest& request);
+// Returns the ranks' options for a request that evaluates.
+std::vector<std::string> evaluating_options(const LaunchRequest& request);
 // ConfigError if the experiment or the cluster is wrong, the program cannot be found, the slots never fit, or the run
 // cannot go on with them. Asks no other host.
 LaunchPlan make_launch_plan(const CompleteRequest& request, const rank::Variables& variables);

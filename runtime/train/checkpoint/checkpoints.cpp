@@ -63,8 +63,7 @@ std::string Checkpoints::wait_for_rank_0(const std::string& key, const std::stri
 }
 
 void Checkpoints::save(const Moment& moment, bool may_wait, bool last) {
-  if (!handed_over_) snapshot_.complete_now();
-  hand_over();
+  complete_copies();
   wait_for_saver();
   // A slow disk may need longer than ranks wait for each other in a collective.
   if (may_wait) wait_for_rank_0("train/checkpoint-begin-" + std::to_string(++awaited_));
@@ -75,6 +74,11 @@ void Checkpoints::save(const Moment& moment, bool may_wait, bool last) {
   last_time_ = session_.clock().monotonic();
   if (std::exchange(memories_, snapshot_.memories()) != snapshot_.memories()) saver_.reset();
   handed_over_ = false;
+  hand_over();
+}
+
+void Checkpoints::complete_copies() {
+  if (!handed_over_) snapshot_.complete_now();
   hand_over();
 }
 
@@ -140,6 +144,7 @@ void Checkpoints::hand_over() {
   about.reason = last_->reason;
   about.metric = last_->metric_value ? session_.experiment().searcher.metric : "";
   about.metric_value = last_->metric_value;
+  about.awaits_validation = last_->awaits_validation;
   about.smaller_is_better = session_.experiment().searcher.smaller_is_better;
   about.time = to_seconds(snapshot_.taken());
   about.run = options_.run;

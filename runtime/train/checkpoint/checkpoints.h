@@ -54,10 +54,13 @@ class Checkpoints {
     std::int64_t batch = 0, epoch = 0;
     std::string reason;                  // About::reason
     std::optional<double> metric_value;  // of searcher.metric, validated at this batch
+    bool awaits_validation = false;      // About::awaits_validation
   };
   // Takes a checkpoint. Waits for a busy saver, as long as it takes; without `may_wait` no saver may be busy. `last`:
   // no update follows.
   void save(const Moment& moment, bool may_wait, bool last);
+  // Completes the copies of the last checkpoint, so that it is written before the next update. On all ranks.
+  void complete_copies();
   // Waits until the last checkpoint is durable. A failed checkpoint is written once more from the same memory. Returns
   // true if it is durable; false if none was taken. Error if it is not durable; the text is the same on all ranks.
   bool finish();

@@ -39,8 +39,9 @@ constexpr std::array kMayBegin{std::string_view("step/mode/"),
                                std::string_view("callbacks/"),
                                std::string_view("step/window/weight"),
                                std::string_view("validation/next_best")};
-// State that checkpoints of earlier versions lack; the part that restores it handles its absence.
-constexpr std::string_view kMayLack = "data/position";
+// State that checkpoints of earlier versions lack, or of runs that do not need it; the part that restores it handles
+// its absence.
+constexpr std::array kMayLack{std::string_view("data/position"), std::string_view("beside/awaited")};
 constexpr const char* kVirtualRanks = "virtual_ranks";
 constexpr const char* kVirtualThreads = "virtual_rank_threads";
 constexpr std::size_t kMostProblems = 20;
@@ -194,7 +195,7 @@ class StateReader::Restorer final : public StateVisitor {
   }
   void lacks(const std::string& path) {
     const auto begins = [&](std::string_view part) { return path.starts_with(part); };
-    if (path == kMayLack) return;
+    if (std::ranges::find(kMayLack, path) != kMayLack.end()) return;
     if (std::any_of(kMayBegin.begin(), kMayBegin.end(), begins)) return reader_.missing_.push_back(path);
     problems.push_back("it has no '" + path + "'");
   }

@@ -6,6 +6,7 @@
 
 #include "checkpoint/restore.h"
 #include "dtrain/base/error.h"
+#include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/config/experiment.h"
 #include "model/flat_parameters.h"
 #include "model/model_tensors.h"
@@ -145,6 +146,28 @@ void CheckpointSchedule::after_validation(const Validation::Result& validated) {
   if (keep) take("validation", validated.metric, /*may_wait=*/true);
 }
 
+void CheckpointSchedule::take_for_validation() {
+  take("validation", std::nullopt, /*may_wait=*/true, /*last=*/false, /*awaits_validation=*/true);
+}
+
+void CheckpointSchedule::complete_copies() {
+  if (taken_) taken_->complete_copies();
+}
+
+void CheckpointSchedule::note_validation(const std::filesystem::path& checkpoint, std::int64_t batch,
+                                         std::optional<double> metric) {
+  const std::string& name = session_.experiment().searcher.metric;
+  try {
+    checkpoints::note_validation(checkpoint, name, metric);
+  } catch (const Error& error) {
+    session_.log()->warn("the result of its validation could not be written into {}: {}", checkpoint.string(),
+                         describe(error));
+  }
+  Json event = {{"step", batch}, {"path", checkpoint.string()}};
+  if (metric) event.update({{"metric", name}, {"metric_value", number_or_text(*metric)}});
+  session_.write_event("checkpoint_validated", event);
+}
+
 bool CheckpointSchedule::make_ready() {
   if (!taken_ || std::exchange(is_ready_, true)) return false;
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kCheckpoint);
@@ -167,12 +190,13 @@ void CheckpointSchedule::delay() {
   session_.write_event("checkpoint_delayed", {{"step", position_.batches}, {"cause", cause}});
 }
 
-void CheckpointSchedule::take(const char* reason, std::optional<double> metric, bool may_wait, bool last) {
+void CheckpointSchedule::take(const char* reason, std::optional<double> metric, bool may_wait, bool last,
+                              bool awaits_validation) {
   if (!taken_) return;
   before_each_();
   finish_generation();
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kCheckpoint);
-  taken_->save({position_.batches, position_.epoch, reason, metric}, may_wait, last);
+  taken_->save({position_.batches, position_.epoch, reason, metric, awaits_validation}, may_wait, last);
   last_batch_ = position_.batches;
   delayed_since_.reset();
   told_of_delay_ = false;

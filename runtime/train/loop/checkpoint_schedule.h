@@ -54,9 +54,15 @@ class CheckpointSchedule {
   // As Generations::save_as_survivor().
   std::optional<std::int64_t> save_as_survivor();
 
-  // The three functions below are collective, and called between two batches. The first takes a checkpoint if the
+  // The four functions below are collective, and called between two batches. The first takes a checkpoint if the
   // experiment keeps this validation.
   void after_validation(const Validation::Result& validated);
+  // The same for a validation beside the training, which evaluates the checkpoint.
+  void take_for_validation();
+  // As Checkpoints::complete_copies().
+  void complete_copies();
+  // Notes in a checkpoint of this run, and in the run's events, that its validation has ended. Rank 0.
+  void note_validation(const std::filesystem::path& checkpoint, std::int64_t batch, std::optional<double> metric);
   // After an optimizer step: allocates memory and starts the saver, once. Returns true if it has done so.
   bool make_ready();
   // After an optimizer step: takes a checkpoint if one is due. `metric`: of a validation after the same batch.
@@ -79,7 +85,8 @@ class CheckpointSchedule {
   // Handles a checkpoint that is due while a saver is busy: reports the delay if it lasts, once for each checkpoint.
   void delay();
   // As Checkpoints::save().
-  void take(const char* reason, std::optional<double> metric, bool may_wait, bool last = false);
+  void take(const char* reason, std::optional<double> metric, bool may_wait, bool last = false,
+            bool awaits_validation = false);
 
   // An update copies for one checkpoint at a time: what is left of a state in memory is copied now.
   void finish_generation();

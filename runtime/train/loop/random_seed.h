@@ -19,6 +19,7 @@ enum class Draws : std::uint64_t {
   kBeforeBatch = 3,  // before_batch(), by the batch
   kValidation = 4,   // a validation, by the batch that it follows; validation_loader(), equal on all ranks: -1
   kCallbacks = 5,    // a call of a callback, by the batch that the callback gets
+  kPrediction = 6,   // predict_batch(), by the batch of all ranks
 };
 
 // Returns a seed from the experiment's seed, the rank, the number and the purpose. The mixing is the finalizer of

@@ -44,6 +44,8 @@ void keep_freed_memory() {
 void set_threads(const rank::RankSession& session) {
   const comm::World& world = session.world();
   if (session.logical().virtuals) return at::set_num_threads(session.experiment().virtual_rank_threads);
+  // Matrix products round differently with another number of threads, and a rank has fewer of them beside more ranks.
+  if (!session.predictions().empty()) return at::set_num_threads(1);
   const auto threads =
       host::threads_to_set(at::get_num_threads(), rank::process_variables(), host::process_cores(), world.local_size);
   if (threads) at::set_num_threads(*threads);

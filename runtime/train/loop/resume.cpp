@@ -46,12 +46,21 @@ TrainingLoop::Outcome TrainingLoop::evaluate() {
     checkpoints_.begin_from(begins_with_, [this](bool same_trial) { other_run_has_same_trial_ = same_trial; });
   }
   session_.recorder().mark(profile::RunMark::kInitializationEnd);
-  if (const auto& file = session_.predictions(); !file.empty()) {
+  if (!session_.orders().empty()) {
+    validate_as_ordered();
+  } else if (const auto& file = session_.predictions(); !file.empty()) {
     validation_.predict(file, position_.batches, position_.epoch);
   } else {
     validation_.run(position_.batches, position_.epoch);
   }
   return Outcome::kDone;
+}
+
+void TrainingLoop::validate_as_ordered() {
+  for (CheckpointOrders orders(session_); const auto checkpoint = orders.next();) {
+    checkpoints_.begin_from(*checkpoint, [this](bool same_trial) { other_run_has_same_trial_ = same_trial; });
+    validation_.run(position_.batches, position_.epoch);
+  }
 }
 
 void TrainingLoop::begin_anew() {
@@ -147,6 +156,7 @@ void TrainingLoop::visit(StateVisitor& visitor) {
   if (is_own) {
     if (!session_.logical().virtuals) visitor.part("metrics", metrics_);
     visitor.part("validation", validation_);
+    visitor.part("beside", beside_);
     visitor.part("early_stop", early_stop_);
   }
   visitor.part("plateau", plateau_);

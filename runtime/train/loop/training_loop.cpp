@@ -73,6 +73,7 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, rank::RankSessio
       early_stop_(session, stopping_),
       plateau_(session, context.wrapped().plateau, step.optimizer()),
       validation_(trial, context, session, step, stopping_ ? stopping_->metric : std::string()),
+      beside_(session),
       lengths_(find_lengths(session, *loader_)),
       progress_(session, lengths_, position_),
       metrics_(session, step, position_, progress_),
@@ -339,11 +340,36 @@ std::optional<double> TrainingLoop::validate() {
   if (auto result = validation_.run(position_.batches, position_.epoch)) {
     validated_ = std::move(*result);
     validated_batch_ = position_.batches;
-    early_stop_.see(validated_.metrics, position_.batches);
-    if (validated_.metric) plateau_.see(*validated_.metric, position_.batches);
-    callbacks_.tell<&Callback::on_validation_end>(validated_.metrics);
+    use(validated_, position_.batches);
   }
   return validated_batch_ == position_.batches ? validated_.metric : std::nullopt;
+}
+
+void TrainingLoop::use(const Validation::Result& result, std::int64_t batch) {
+  early_stop_.see(result.metrics, batch);
+  if (result.metric) plateau_.see(*result.metric, batch);
+  callbacks_.tell<&Callback::on_validation_end>(result.metrics);
+}
+
+void TrainingLoop::validate_beside() {
+  accept_validation();
+  if (early_stop_.is_due()) return;  // the last validation and the last checkpoint follow
+  validation_.share_buffers();
+  beside_.ask(position_.batches);
+  checkpoints_.take_for_validation();
+}
+
+void TrainingLoop::accept_validation() {
+  if (!beside_.awaits()) return;
+  BesideValidation::Answer answer;
+  {
+    const PhaseScope phase(session_.recorder(), Phase::kValidation);
+    checkpoints_.complete_copies();
+    answer = beside_.take([this] { return checkpoints_.saver_busy(); });
+  }
+  const Validation::Result result = validation_.accept(answer.reduced, answer.batch, answer.epoch);
+  if (session_.world().rank == 0) checkpoints_.note_validation(answer.checkpoint, answer.batch, result.metric);
+  use(result, answer.batch);
 }
 
 void TrainingLoop::do_what_is_due(bool stepped) {
@@ -354,8 +380,10 @@ void TrainingLoop::do_what_is_due(bool stepped) {
   if (!session_.mock().any() && period > 0 && position_.batches % period == 0) {
     step_.synchronise();
     metrics_.finish_all();
+    const bool beside = session_.experiment().validates_beside && validation_.has_data();
+    if (beside) validate_beside();
     const bool is_new = validated_batch_ != position_.batches;
-    metric = validate();
+    if (!beside) metric = validate();
     // Where training ends early, the last checkpoint follows.
     if (is_new && validated_batch_ == position_.batches && !early_stop_.is_due()) {
       checkpoints_.after_validation(validated_);
@@ -392,7 +420,10 @@ void TrainingLoop::end_last_epoch() {
 }
 
 void TrainingLoop::conclude(bool stopped) {
-  if (stopped) session_.begin_last_save();
+  if (stopped)
+    session_.begin_last_save();
+  else
+    accept_validation();
   // The rest of a window may bring one more update, which may not copy into memory that a saver reads.
   checkpoints_.end_copies_by_updates();
   const bool goes_on_from_here = stopped || step_.window_is_open();

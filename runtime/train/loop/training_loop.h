@@ -10,6 +10,7 @@
 #include "device/device_profile.h"
 #include "dtrain/rank/rank_session.h"
 #include "dtrain/train/trial.h"
+#include "loop/beside_validation.h"
 #include "loop/callbacks.h"
 #include "loop/checkpoint_schedule.h"
 #include "loop/loader.h"
@@ -94,6 +95,8 @@ class TrainingLoop {
   void begin_anew();
   // One validation with the weights that initial_weights names, and no training. Collective.
   Outcome evaluate();
+  // Validates each checkpoint that a training names (BesideValidation), until it has no more. Collective.
+  void validate_as_ordered();
   void begin_with_checkpoint();
   // Before the first batch of a new run: validates, or checks that the metrics will be there. Collective.
   void validate_at_beginning();
@@ -133,6 +136,12 @@ class TrainingLoop {
   void follow_batch(const Batch& batch);
   // Adds the metrics logged in the batch to its metrics.
   void keep_logged(const Batch& batch);
+  // The same beside the training: uses the result of the validation before, and asks for this one. Collective.
+  void validate_beside();
+  // Waits for the result that is awaited, if one is, and uses it. Collective.
+  void accept_validation();
+  // Tells the parts of the training that depend on validations of one after this batch.
+  void use(const Validation::Result& result, std::int64_t batch);
   // Validates, unless that has been done after this batch. Returns searcher.metric as of this batch.
   std::optional<double> validate();
   // Called once, after the last batch: applies the gradients of an open window, reduces metrics, validates, takes the
@@ -164,6 +173,7 @@ class TrainingLoop {
   EarlyStop early_stop_;
   Plateau plateau_;
   Validation validation_;
+  BesideValidation beside_;
   Lengths lengths_;
   ProgressMeter progress_;
   TrainingMetrics metrics_;

@@ -318,7 +318,7 @@ Loader TrialContext::loader(std::shared_ptr<const data::Dataset> dataset, const 
   options.batch_size = batch_size();
   options.rank = rank();
   options.world_size = world_size();
-  options.shuffle = settings.shuffle && session_.predictions().empty();  // predictions have the order of the data
+  options.shuffle = settings.shuffle;
   options.drop_last = settings.drop_last;
   options.seed = session_.experiment().experiment_seed;
   options.workers = settings.workers;
@@ -331,6 +331,7 @@ Loader TrialContext::loader(std::shared_ptr<const data::Dataset> dataset, const 
   options.timeout = session_.experiment().communication_timeout * 9 / 10;
   options.ranks_of_host = session_.world().local_size;
   if (!device_.is_cpu() && settings.pin) options.allocate = train::pinned_allocator();
+  if (!session_.predictions().empty()) options.take_all_in_order();
   if (!ranks.virtuals) return make_loader(std::move(dataset), options);
   std::vector<Loader> of_ranks;
   for (options.rank = ranks.begin; options.rank < ranks.end; ++options.rank) {

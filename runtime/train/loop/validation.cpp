@@ -11,7 +11,6 @@
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "loop/logical_batches.h"
-#include "loop/prediction_file.h"
 #include "loop/random_seed.h"
 #include "model/precision.h"
 #include "model/tensor_memory.h"
@@ -19,49 +18,6 @@
 
 namespace dtrain::train {
 namespace {
-
-// Returns the ranks' rows in rank order, on the CPU; undefined if no rank has any. `mine`: undefined for none. Error if
-// rows differ in type or shape; `what` has rows in its message. `key`: another one in each call. Collective.
-at::Tensor gather_rows(rank::RankSession& session, const std::string& what, const std::string& key, at::Tensor mine) {
-  const at::NoGradGuard no_grad;
-  Json form = {{"rows", 0}};
-  if (mine.defined()) {
-    mine = mine.to(at::kCPU).contiguous();
-    form = {{"rows", mine.size(0)},
-            {"type", static_cast<int>(mine.scalar_type())},
-            {"text",
-             std::string(c10::toString(mine.scalar_type())) + " of shape " + Json(mine.sizes().slice(1).vec()).dump()},
-            {"shape", mine.sizes().slice(1).vec()}};
-  }
-  const std::vector<std::string> texts = session.control().gather(key, form.dump());
-  std::vector<std::int64_t> counts;
-  Json first;
-  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-    const Json of_rank = Json::parse(texts[rank]);
-    counts.push_back(of_rank["rows"].get<std::int64_t>());
-    if (!of_rank.contains("type")) continue;
-    if (first.is_null()) first = of_rank;
-    if (of_rank["text"] == first["text"]) continue;
-    throw Error(what + " has rows of " + of_rank["text"].get<std::string>() + " on rank " + std::to_string(rank) +
-                    ", and of " + first["text"].get<std::string>() + " on a rank before it",
-                "give it rows of one form on all ranks");
-  }
-  const std::int64_t most = *std::max_element(counts.begin(), counts.end());
-  if (first.is_null() || most == 0) return {};
-  std::vector<std::int64_t> shape = first["shape"].get<std::vector<std::int64_t>>();
-  shape.insert(shape.begin(), most);
-  const at::Tensor padded =
-      at::zeros(shape, at::TensorOptions().dtype(static_cast<at::ScalarType>(first["type"].get<int>())));
-  if (mine.defined()) padded.narrow(0, 0, mine.size(0)).copy_(mine);
-  shape.insert(shape.begin(), static_cast<std::int64_t>(counts.size()));
-  const at::Tensor all = at::empty(shape, padded.options());
-  session.communicator().all_gather(padded.data_ptr(), all.data_ptr(), padded.nbytes(), comm::DataType::kUint8).wait();
-  std::vector<at::Tensor> parts;
-  for (std::size_t rank = 0; rank < counts.size(); ++rank) {
-    parts.push_back(all[static_cast<std::int64_t>(rank)].narrow(0, 0, counts[rank]));
-  }
-  return at::cat(parts);
-}
 
 // Returns the rows that the ranks have added, in rank order, on the CPU; undefined if no rank has added a row. Error if
 // rows differ in type or shape. `batch`: another number in each call. Collective.
@@ -119,6 +75,47 @@ Loader validation_loader(Trial& trial, const rank::RankSession& session) {
 
 }  // namespace
 
+at::Tensor gather_rows(rank::RankSession& session, const std::string& what, const std::string& key, at::Tensor mine) {
+  const at::NoGradGuard no_grad;
+  Json form = {{"rows", 0}};
+  if (mine.defined()) {
+    mine = mine.to(at::kCPU).contiguous();
+    form = {{"rows", mine.size(0)},
+            {"type", static_cast<int>(mine.scalar_type())},
+            {"text",
+             std::string(c10::toString(mine.scalar_type())) + " of shape " + Json(mine.sizes().slice(1).vec()).dump()},
+            {"shape", mine.sizes().slice(1).vec()}};
+  }
+  const std::vector<std::string> texts = session.control().gather(key, form.dump());
+  std::vector<std::int64_t> counts;
+  Json first;
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    const Json of_rank = Json::parse(texts[rank]);
+    counts.push_back(of_rank["rows"].get<std::int64_t>());
+    if (!of_rank.contains("type")) continue;
+    if (first.is_null()) first = of_rank;
+    if (of_rank["text"] == first["text"]) continue;
+    throw Error(what + " has rows of " + of_rank["text"].get<std::string>() + " on rank " + std::to_string(rank) +
+                    ", and of " + first["text"].get<std::string>() + " on a rank before it",
+                "give it rows of one form on all ranks");
+  }
+  const std::int64_t most = *std::max_element(counts.begin(), counts.end());
+  if (first.is_null() || most == 0) return {};
+  std::vector<std::int64_t> shape = first["shape"].get<std::vector<std::int64_t>>();
+  shape.insert(shape.begin(), most);
+  const at::Tensor padded =
+      at::zeros(shape, at::TensorOptions().dtype(static_cast<at::ScalarType>(first["type"].get<int>())));
+  if (mine.defined()) padded.narrow(0, 0, mine.size(0)).copy_(mine);
+  shape.insert(shape.begin(), static_cast<std::int64_t>(counts.size()));
+  const at::Tensor all = at::empty(shape, padded.options());
+  session.communicator().all_gather(padded.data_ptr(), all.data_ptr(), padded.nbytes(), comm::DataType::kUint8).wait();
+  std::vector<at::Tensor> parts;
+  for (std::size_t rank = 0; rank < counts.size(); ++rank) {
+    parts.push_back(all[static_cast<std::int64_t>(rank)].narrow(0, 0, counts[rank]));
+  }
+  return at::cat(parts);
+}
+
 Validation::Validation(Trial& trial, TrialContext& context, rank::RankSession& session, TrainingStep& step,
                        std::string stopping_metric)
     : trial_(trial),
@@ -164,16 +161,24 @@ std::optional<Validation::Result> Validation::run(std::int64_t batch, std::int64
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kValidation);
   ReducedMetrics reduced = reduce();
   add_metrics_of_all(reduced, batch);
+  return accept(reduced, batch, epoch);
+}
+
+Validation::Result Validation::accept(const ReducedMetrics& reduced, std::int64_t batch, std::int64_t epoch) {
   const Result result = judge(reduced);
   if (session_.world().rank == 0) report(reduced, result, batch, epoch);
   return result;
+}
+
+void Validation::share_buffers() {
+  broadcast_buffers(*context_.wrapped().model, session_.device_communicator());
 }
 
 void Validation::each_batch(std::int64_t batch, const std::function<void(const Batch&)>& visit) {
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kValidation);
   const TensorMemory::Interlude interlude;
   torch::nn::Module& model = *context_.wrapped().model;
-  broadcast_buffers(model, session_.device_communicator());
+  share_buffers();
   {
     const auto averages = step_.weight_averages();
     const auto averaged = averages.empty() ? nullptr : step_.values_in_model(averages, /*as_computed=*/true);
@@ -213,35 +218,6 @@ ReducedMetrics Validation::reduce() {
   std::vector<MetricReducer::Sums> sums;
   for (MetricReducer& metrics : metrics_) sums.push_back(metrics.take());
   return metrics_.front().reduce_in_tree(std::move(sums), session_.logical());
-}
-
-void Validation::predict(const std::filesystem::path& path, std::int64_t batch, std::int64_t epoch) {
-  std::optional<PredictionFile> file;
-  if (session_.world().rank == 0) file.emplace(path);
-  std::int64_t round = 0;
-  // In each round a rank has a batch or, near the end of the data, none. Parts of one global batch follow in rank
-  // order.
-  const auto exchange = [&](const at::Tensor& rows) {
-    const at::Tensor all = gather_rows(session_, "predict_batch()", "train/predicted/" + std::to_string(round++), rows);
-    if (all.defined() && file) file->add(all);
-    return all.defined();
-  };
-  each_batch(batch, [&](const Batch& part) { exchange(predicted(part)); });
-  while (exchange({})) {
-  }
-  if (!file) return;
-  file->finish();
-  session_.write_metrics({{"kind", "prediction"}, {"batch", batch}, {"epoch", epoch}, {"shape", file->shape()}});
-}
-
-at::Tensor Validation::predicted(const Batch& batch) {
-  const Autocast autocast(autocast_type(session_.experiment().optimizations.mixed_precision), context_.device());
-  at::Tensor rows = trial_.predict_batch(batch);
-  if (rows.defined() && rows.dim() > 0 && rows.size(0) == batch.samples) return rows;
-  throw Error("predict_batch() has returned " +
-                  (rows.defined() ? "a tensor of shape " + Json(rows.sizes().vec()).dump() : std::string("no tensor")) +
-                  " for a batch of " + count_of(batch.samples, "sample"),
-              "return a tensor whose first dimension counts the samples");
 }
 
 Validation::Result Validation::judge(const ReducedMetrics& reduced) {

@@ -29,6 +29,10 @@ bool is_better(double value, const std::optional<double>& best, bool smaller_is_
 // Throws Error if a name is both among metrics that `function` has returned and among those logged meanwhile.
 void refuse_both(const Metrics& returned, const Metrics& logged, const char* function);
 
+// Returns the ranks' rows in rank order, on the CPU; undefined if no rank has any. `mine`: undefined for none. Error if
+// rows differ in type or shape; `what` has rows in its message. `key`: another one in each call. Collective.
+at::Tensor gather_rows(rank::RankSession& session, const std::string& what, const std::string& key, at::Tensor mine);
+
 class Validation {
  public:
   // `stopping_metric`: the metric of early stopping; empty: none.
@@ -46,6 +50,11 @@ class Validation {
   // returns nothing) for a trial without a validation loader, and after a batch that has been validated. Collective;
   // the same on all ranks.
   std::optional<Result> run(std::int64_t batch, std::int64_t epoch);
+
+  // As run() with metrics that other processes have computed for this batch, which is before the training's.
+  Result accept(const ReducedMetrics& reduced, std::int64_t batch, std::int64_t epoch);
+  // Gives rank 0's buffers to all ranks, as run() does. Collective.
+  void share_buffers();
 
   // Writes the model's outputs for the whole validation data to `path`, in the order of the data, with the weights as
   // in run(). With a loader of the trial's own, the order is that of its batches: in each round those of the ranks, in

@@ -38,8 +38,9 @@ struct About {
   std::string metric;                  // searcher.metric, if it was validated at this batch; empty: it was not
   std::optional<double> metric_value;  // NaN and infinity are written as none
   bool smaller_is_better = true;
-  double time = 0;            // when the state was copied, in seconds since 1970
-  Json run = Json::object();  // compared when a run continues: "name", "trial", "dtrain", "cpu_capability", ...
+  bool awaits_validation = false;  // a validation beside the training evaluates it, whose result is not known yet
+  double time = 0;                 // when the state was copied, in seconds since 1970
+  Json run = Json::object();       // compared when a run continues: "name", "trial", "dtrain", "cpu_capability", ...
 };
 Json to_json(const About& about);
 About about_from(const Json& json);
@@ -84,7 +85,7 @@ Newest find_newest(const std::filesystem::path& folder);
 // The checkpoints that stay when a new one is durable: the newest (`latest` of them, at least one) and the best by
 // About::metric_value (`best` of them). The others are deleted. Damaged ones stay: only a user deletes them. A
 // checkpoint with weights that are not finite is never among the best. Until a later checkpoint has finite weights
-// again, the newest earlier one with finite weights stays, too.
+// again, the newest earlier one with finite weights stays, too. One that awaits its validation stays.
 struct Retention {
   int latest = 1;
   int best = 1;
@@ -99,6 +100,10 @@ std::vector<Entry> superseded(const std::vector<Entry>& entries, std::int64_t wr
 // The `count` best entries, the best first, in the order that superseded() uses. Only undamaged ones with a metric
 // count.
 std::vector<Entry> best_of(const std::vector<Entry>& entries, int count);
+
+// Writes into the manifest of a checkpoint that its validation has ended, with this value of searcher.metric, if there
+// is one: then `metric` is its name. SystemError, DataError.
+void note_validation(const std::filesystem::path& checkpoint, const std::string& metric, std::optional<double> value);
 
 // Deletes checkpoints. Each is first renamed durably, so an interrupted deletion leaves nothing that looks like a
 // checkpoint. SystemError.

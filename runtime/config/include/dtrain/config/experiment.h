@@ -156,6 +156,7 @@ struct Experiment {
 
   Length min_validation_period;  // 0 batches: only at the end
   bool perform_initial_validation = false;
+  bool validates_beside = false;  // by processes of their own, while the training goes on
   std::optional<EarlyStopping> early_stopping;
   Length min_checkpoint_period;  // 0 batches: by the clock
   CheckpointPolicy checkpoint_policy = CheckpointPolicy::kBest;
@@ -206,6 +207,9 @@ std::string not_with_tls(const std::string& whose);
 inline constexpr const char* kNotForCpus =
     "float16 needs GPUs; use bf16 on CPUs, or train on GPUs with resources.slot_type: cuda";
 
+// Refuses keys that do not go together with validation.beside.
+void check_validation_beside(Section& root, const Experiment& experiment);
+
 // Returns the place of resources.slots_per_trial in the file; empty: it is not given.
 std::string place_of_slots(Section& root);
 
@@ -221,6 +225,7 @@ Json length_needs();
 Json what_gpus_support();
 Json what_cpus_support();
 Json early_stopping_needs();
+Json validation_beside_needs();
 Json plateau_needs();
 Json whole_parameters_need();
 Json what_virtual_ranks_support();
@@ -280,6 +285,13 @@ inline void declare_keys(Keys& keys, Experiment& e) {
                .examples = R"([{"epochs": 1}, {"batches": 500}, {"records": 6000}])"},
               e.min_validation_period, 0);
   keys.boolean({"perform_initial_validation", "Validate before the first batch."}, e.perform_initial_validation);
+  keys.mapping({"validation", "How a validation is carried out."}, [&](Keys& validation) {
+    validation.boolean({"beside",
+                        "Whether validations run beside the training: other processes at a low priority evaluate the "
+                        "checkpoint just taken, and the training uses the result at the next validation.",
+                        "It needs `min_validation_period`. [More](checkpoints.md#validation-beside-training)."},
+                       e.validates_beside);
+  });
   keys.mapping({.name = "early_stopping",
                 .text = "Ends the training before its length when a validation metric no longer improves; null: never.",
                 .more = "It needs `min_validation_period`. [More](checkpoints.md#early-stopping)."},
@@ -393,6 +405,7 @@ inline void declare_keys(Keys& keys, Experiment& e) {
   keys.schema_rule(what_gpus_support);
   keys.schema_rule(what_cpus_support);
   keys.schema_rule(early_stopping_needs);
+  keys.schema_rule(validation_beside_needs);
   keys.schema_rule(plateau_needs);
   keys.schema_rule(whole_parameters_need);
   keys.schema_rule(what_tls_supports);

@@ -145,6 +145,9 @@ struct SamplerOptions {
   // divided evenly: ranks differ by at most one sample and at most one batch.
   bool drop_last = true;
   std::uint64_t seed = 0;
+  // With drop_last false: the short last global batch is not divided evenly, but makes batches of batch_size and a
+  // short one. So the batches do not depend on the number of ranks: batch k of the order is on rank k mod world_size.
+  bool whole_batches = false;
 };
 
 class Sampler {

@@ -28,6 +28,7 @@ struct LoaderOptions {
   // skipped. false (validation): every sample is on exactly one rank, once; the last batches may be short or missing.
   bool drop_last = true;
   std::uint64_t seed = 0;
+  bool whole_batches = false;  // as SamplerOptions::whole_batches
   // Threads that read. 0: next() reads. kAuto: from 1 to as many as the training needs and free_cores allow
   // (worker_count.h).
   int workers = kAuto;
@@ -47,6 +48,12 @@ struct LoaderOptions {
   // Allocates the memory that batches are read into (page-locked memory); empty: the loader has memory of its own,
   // which it reuses.
   BatchAllocator allocate{};
+
+  // Every sample once, in the order of the data, in batches that are the same on any number of ranks.
+  void take_all_in_order() {
+    shuffle = drop_last = false;
+    whole_batches = true;
+  }
 };
 
 struct SkippedSample {

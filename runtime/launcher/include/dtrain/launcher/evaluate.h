@@ -4,7 +4,8 @@
 // Launches the experiment with `--evaluate` or `--predict` in a folder that is removed afterwards. The ranks load the
 // checkpoint with its training state, so that averaged weights, the order in memory of weights, and the random numbers
 // of the validation are those of the run: on as many ranks as it had, the metrics have the same bits as its own
-// validation.
+// validation. A prediction has the same bytes on any number of ranks: each of its batches is computed by one rank, with
+// one thread.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,11 @@ struct EvaluateRequest {
   std::filesystem::path cluster;       // as for a launch; empty: looked for
   std::filesystem::path weights;       // the folder of a checkpoint, or a file of weights
   bool is_checkpoint = false;
+  std::optional<int> slots;           // the number of ranks; empty: the experiment's
   std::filesystem::path predictions;  // the file for outputs; empty: metrics are computed
-  std::filesystem::path scratch;      // where the folder is made; empty: among the temporary files
+  // Samples of a batch of the prediction, on any number of ranks; empty: those of a slot of the experiment.
+  std::optional<std::int64_t> batch_size;
+  std::filesystem::path scratch;  // where the folder is made; empty: among the temporary files
 };
 
 struct Evaluation {

@@ -1,6 +1,7 @@
 // `dtrain launch`: starts one process for each slot and watches them until the last has ended. One thread.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -24,6 +25,8 @@ struct LaunchRequest {
   rank::Mock mock;
   bool evaluates = false;                     // one validation with initial_weights, and no training
   std::filesystem::path predictions;          // with `evaluates`: the model's outputs are written there; empty: metrics
+  std::filesystem::path orders;               // with `evaluates`: names the checkpoints to be validated; empty: none
+  std::int64_t prediction_batch = 0;          // with `predictions`: samples of a batch; 0: those of a slot
   bool dry_run = false;                       // print the plan, start nothing
   bool detach = false;                        // run without the terminal once the task is in the ledger
   bool is_trial = false;                      // a short run for another launch; ends with that launch, writes no report

@@ -78,6 +78,8 @@ struct RankOptions {
   Mock mock;                           // --mock
   bool evaluates = false;              // --evaluate, --predict: one pass over the validation data, and no training
   std::filesystem::path predictions;   // --predict: the file of the model's outputs; empty: metrics are computed
+  std::filesystem::path orders;        // --orders: with `evaluates`, names checkpoints to be validated; empty: none
+  std::int64_t prediction_batch = 0;   // --batch-size, of --predict; 0: the experiment's global batch over its slots
   std::string program;                 // argv[0]
   bool for_model = false;              // runs `model:` experiments and no others (dtrain-worker)
   Json versions;                       // {"libtorch": "2.11.0", …}: goes into plan.json and the dumps
@@ -107,6 +109,7 @@ class RankSession {
   const Mock& mock() const;
   bool evaluates() const;                            // RankOptions::evaluates
   const std::filesystem::path& predictions() const;  // RankOptions::predictions
+  const std::filesystem::path& orders() const;       // RankOptions::orders
   const comm::World& world() const;
   // Returns the GPU that this rank trains on, as CUDA numbers the GPUs of this process; empty: it trains on the CPU.
   std::optional<int> gpu() const;

@@ -1,5 +1,4 @@
-#include "loop/prediction_file.h"
-
+// `dtrain predict`: the model's outputs for the validation data, in a file that rank 0 writes.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -7,14 +6,23 @@
 #include <array>
 #include <bit>
 #include <cerrno>
+#include <filesystem>
 #include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include <ATen/ATen.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
+#include "dtrain/config/experiment.h"
+#include "loop/random_seed.h"
+#include "loop/validation.h"
+#include "model/precision.h"
 #include "model/weights.h"
 
 namespace dtrain::train {
@@ -53,7 +61,39 @@ Json nested(const at::Tensor& row) {
   return list;
 }
 
-}  // namespace
+// Rows of outputs in one of three formats, written as they come, so that the outputs of a data set need not fit into
+// memory. One thread.
+class PredictionFile {
+ public:
+  // Writes beside `path`, which finish() replaces. The name's end is the format: .npy (NumPy, version 1.0),
+  // .safetensors (one tensor, `outputs`), or .jsonl (a line {"index", "output"} for each row). SystemError if the file
+  // cannot be made.
+  explicit PredictionFile(std::filesystem::path path);
+  ~PredictionFile();  // without finish(): nothing is left
+  PredictionFile& operator=(PredictionFile&&) = delete;
+
+  // Appends rows, in host memory: a tensor [rows, ...]. Error if their type or the other dimensions differ from those
+  // of earlier rows, or if the format has no such type. .npy has no bfloat16: such values are written as float32.
+  void add(const at::Tensor& rows);
+  // Completes the file; Error if there were no rows.
+  void finish();
+
+  std::vector<std::int64_t> shape() const;  // of all rows so far
+
+ private:
+  enum class Format { kNumpy, kSafetensors, kLines };
+  void write(const char* bytes, std::size_t count);
+  std::string header() const;
+
+  const std::filesystem::path path_;
+  const std::filesystem::path partial_;
+  const Format format_;
+  UniqueFd file_;
+  std::int64_t rows_ = 0;
+  std::vector<std::int64_t> row_;  // the shape of a row
+  at::ScalarType type_ = at::kFloat;
+  bool finished_ = false;
+};
 
 PredictionFile::PredictionFile(std::filesystem::path path)
     : path_(std::move(path)),
@@ -152,6 +192,40 @@ void PredictionFile::finish() {
   file_.reset();
   std::filesystem::rename(partial_, path_);
   finished_ = true;
+}
+
+}  // namespace
+
+void Validation::predict(const std::filesystem::path& path, std::int64_t batch, std::int64_t epoch) {
+  std::optional<PredictionFile> file;
+  if (session_.world().rank == 0) file.emplace(path);
+  std::int64_t round = 0;
+  // In each round a rank has a batch or, near the end of the data, none. The batches of a round follow in rank order.
+  const auto exchange = [&](const at::Tensor& rows) {
+    const at::Tensor all = gather_rows(session_, "predict_batch()", "train/predicted/" + std::to_string(round++), rows);
+    if (all.defined() && file) file->add(all);
+    return all.defined();
+  };
+  each_batch(batch, [&](const Batch& part) {
+    const std::int64_t number = round * session_.world().size + session_.world().rank;
+    seed_draws_alike(session_, Draws::kPrediction, number);
+    exchange(predicted(part));
+  });
+  while (exchange({})) {
+  }
+  if (!file) return;
+  file->finish();
+  session_.write_metrics({{"kind", "prediction"}, {"batch", batch}, {"epoch", epoch}, {"shape", file->shape()}});
+}
+
+at::Tensor Validation::predicted(const Batch& batch) {
+  const Autocast autocast(autocast_type(session_.experiment().optimizations.mixed_precision), context_.device());
+  at::Tensor rows = trial_.predict_batch(batch);
+  if (rows.defined() && rows.dim() > 0 && rows.size(0) == batch.samples) return rows;
+  throw Error("predict_batch() has returned " +
+                  (rows.defined() ? "a tensor of shape " + Json(rows.sizes().vec()).dump() : std::string("no tensor")) +
+                  " for a batch of " + count_of(batch.samples, "sample"),
+              "return a tensor whose first dimension counts the samples");
 }
 
 }  // namespace dtrain::train
