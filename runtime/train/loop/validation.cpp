@@ -226,12 +226,29 @@ void Validation::predict(const std::filesystem::path& path, std::int64_t batch, 
     if (all.defined() && file) file->add(all);
     return all.defined();
   };
-  each_batch(batch, [&](const Batch& part) { exchange(predicted(part)); });
+  if (session_.logical().virtuals) {
+    for (const at::Tensor& rows : predicted_by_rounds(batch)) exchange(rows);
+  } else {
+    each_batch(batch, [&](const Batch& part) { exchange(predicted(part)); });
+  }
   while (exchange({})) {
   }
   if (!file) return;
   file->finish();
   session_.write_metrics({{"kind", "prediction"}, {"batch", batch}, {"epoch", epoch}, {"shape", file->shape()}});
+}
+
+std::vector<at::Tensor> Validation::predicted_by_rounds(std::int64_t batch) {
+  std::vector<std::vector<at::Tensor>> rounds;
+  std::vector<std::size_t> next(static_cast<std::size_t>(session_.logical().count()));
+  each_batch(batch, [&](const Batch& part) {
+    const std::size_t round = next[session_.logical().index()]++;
+    if (round == rounds.size()) rounds.emplace_back();
+    rounds[round].push_back(predicted(part));
+  });
+  std::vector<at::Tensor> rows;
+  for (const auto& of_ranks : rounds) rows.push_back(at::cat(of_ranks));
+  return rows;
 }
 
 at::Tensor Validation::predicted(const Batch& batch) {

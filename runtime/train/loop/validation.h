@@ -68,6 +68,8 @@ class Validation {
   void each_batch(std::int64_t batch, const std::function<void(const Batch&)>& visit);
   // Returns what the trial predicts. Error unless it has a row for each sample.
   at::Tensor predicted(const Batch& batch);
+  // With virtual ranks: what the trial predicts for this rank's part of each batch of all ranks. Collective.
+  std::vector<at::Tensor> predicted_by_rounds(std::int64_t batch);
   // Evaluates without gradients, in the types of training. `logged` gets the metrics that the trial has logged.
   Metrics evaluate(const Batch& batch, Metrics& logged);
   // Calls `visit` for what the loader has of the current logical rank.
