@@ -3,7 +3,7 @@
 #   scripts/bench.sh BIN_FOLDER
 set -euo pipefail
 bin=$1
-for bench in bench_step bench_compute bench_exported bench_update bench_operators bench_checkpoint bench_recovery bench_startup bench_profile_overhead bench_scopes bench_order bench_faults bench_kill_noticed bench_scheduler bench_collectives bench_analysis; do
+for bench in bench_step bench_compute bench_exported bench_update bench_operators bench_checkpoint bench_recovery bench_startup bench_profile_overhead bench_scopes bench_virtual bench_order bench_faults bench_kill_noticed bench_scheduler bench_collectives bench_analysis; do
   [ -x "$bin/$bench" ] || continue
   printf '%s ' "$bench"
   "$bin/$bench" --json

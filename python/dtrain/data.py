@@ -105,7 +105,7 @@ class Loader:
                 raise _native.ConfigError(f"Loader({name}={value}) has no effect in a run, which has a {name} of its own: "
                                           "leave it out" + ("; reproducibility.experiment_seed is the run's"
                                                             if name == "seed" else ""))
-        return DataSet(_native.open_data_set(context, self._keys, self._folder, self.batch_size), self.batch_size)
+        return DataSet(context, self._keys, self._folder, self.batch_size)
 
     def __len__(self) -> int:
         """The batches of an epoch."""
@@ -157,14 +157,18 @@ class Loader:
 class DataSet:
     """Batches of one of dtrain's own data sets in a run: dicts of tensors. ``context.data_set()`` opens it."""
 
-    def __init__(self, native: Any, batch_size: int | None = None) -> None:
-        self._batches = _Batches(native)
+    def __init__(self, context: Any, keys: Mapping[str, Any], folder: str, batch_size: int) -> None:
+        """``context``: the native one."""
+        ranks = range(*(context.logical_ranks or (context.rank, context.rank + 1)))
+        self._of_ranks = {rank: _Batches(_native.open_data_set(context, keys, folder, batch_size, rank)) for rank in ranks}
         self.batch_size = batch_size
 
     def __len__(self) -> int:
-        return self._batches.native.length
+        return next(iter(self._of_ranks.values())).native.length
 
-    def batches_of_rank(self, epoch: int, skip: int) -> Iterator[tuple[dict[str, torch.Tensor], int, int]]:
-        """The batches of an epoch after the first ``skip``, each with this rank's samples in it and those of all ranks."""
-        self._batches.native.start(epoch, skip)
-        yield from self._batches.with_counts()
+    def batches_of_rank(self, rank: int, epoch: int, skip: int) -> Iterator[tuple[dict[str, torch.Tensor], int, int]]:
+        """The batches of an epoch after the first ``skip``, each with the rank's samples in it and those of all ranks. With virtual
+        ranks it is a logical rank of this process."""
+        batches = self._of_ranks[rank]
+        batches.native.start(epoch, skip)
+        yield from batches.with_counts()

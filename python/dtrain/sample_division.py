@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -92,7 +93,7 @@ class _Indices(data.Sampler):
     by one: a sampler may go on for ever."""
 
     def __init__(self, source: Source, loader: data.DataLoader, is_own: bool) -> None:
-        self._source = source
+        self.source = source
         self._loader = loader
         self._is_own = is_own
         self._sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
@@ -105,27 +106,20 @@ class _Indices(data.Sampler):
         #: samples of this rank, and of all. None: the batch of indices has no length.
         self.first: Any = None
         self.given: deque[tuple[int | None, int | None]] = deque()
+        #: Of the epoch under way, those of drawn().
+        self.batches: Iterator[tuple[Any, bool]] = iter(())
 
     def __len__(self) -> int:
-        return _batches_of(self._sampler, self._source.fewest)
+        return _batches_of(self._sampler, self.source.fewest)
 
     def __iter__(self) -> Iterator[Any]:
-        source, key = self._source, self._source.key(self._is_own)
+        source = self.source
         self.first = None
         self.given.clear()
-        batches: Iterator[Any] | None = None
         draws_anew = False
         skip, place = self.skip, self.skip  # batches of this rank: to be left out, and the next one's number
-        for number in itertools.count():
-            if batches is None or self._draws_later:
-                with drawn_alike(*key, number):
-                    batches = iter(self._order()) if batches is None else batches
-                    batch = next(batches, _END)
-                draws_anew = True
-            else:
-                batch = next(batches, _END)
-            if batch is _END:
-                return
+        for batch, drew in self.batches:
+            draws_anew |= drew
             self.first = batch if self.first is None else self.first
             count = len(batch) if hasattr(batch, "__len__") else None
             if source.leaves_out(count):
@@ -146,6 +140,23 @@ class _Indices(data.Sampler):
             place += 1
             yield SeedingIndices(mine, of_rank) if self._seeds_workers and isinstance(mine, list) else mine
 
+    def drawn(self) -> Iterator[tuple[Any, bool]]:
+        """The batches of indices of all ranks in this epoch; with each, whether it was drawn with streams that are alike on all ranks."""
+        key = self.source.key(self._is_own)
+        batches: Iterator[Any] | None = None
+        for number in itertools.count():
+            draws = batches is None or self._draws_later
+            if draws:
+                with drawn_alike(*key, number):
+                    batches = iter(self._order()) if batches is None else batches
+                    batch = next(batches, _END)
+            else:
+                assert batches is not None
+                batch = next(batches, _END)
+            if batch is _END:
+                return
+            yield batch, draws
+
     def _order(self) -> Iterable[Any]:
         sampler = self._sampler
         inner = getattr(sampler, "sampler", None)
@@ -154,7 +165,7 @@ class _Indices(data.Sampler):
         return sampler
 
     def _part(self, batch: Any, count: int | None) -> Any:
-        source = self._source
+        source = self.source
         if source.world_size == 1 or source.deals:
             return batch
         try:
@@ -186,13 +197,15 @@ def _is_by_index(loader: Any) -> bool:
     return is_plain and (loader.batch_sampler is not None or isinstance(loader.sampler, data.BatchSampler))
 
 
-def _with_indices(loader: data.DataLoader, indices: _Indices) -> data.DataLoader:
-    """The loader with another sampler. DataLoader refuses an attribute of these names."""
+def _with_indices(loader: data.DataLoader, indices: _Indices, shares_draws: bool) -> data.DataLoader:
+    """The loader with another sampler. DataLoader refuses an attribute of these names. ``shares_draws``: other copies have the same one."""
     twin = copy.copy(loader)
     own = vars(twin)
     own["sampler" if loader.batch_sampler is None else "batch_sampler"] = indices
     own["_iterator"] = None
     own["in_order"] = True  # the ranks' parts belong together
+    if shares_draws:
+        own["generator"] = None  # from which each copy would draw a number that no worker uses
     return twin
 
 
@@ -217,17 +230,62 @@ class _Fact(NamedTuple):
     exact: bool = True
 
 
+class Draws:
+    """What the logical ranks of a process take from one loader (reproducibility.virtual_ranks): its samplers are iterated once in an
+    epoch, whatever their number. ConfigError for a loader whose batches cannot be taken so."""
+
+    _made = itertools.count()
+
+    def __init__(self, loader: Any, ranks: int) -> None:
+        self._number = next(self._made)
+        self._gathered = 0
+        self._ranks = ranks
+        self._waiting: dict[int, list[Iterator[tuple[Any, bool]]]] = {}  # by pass over the loader
+        if hasattr(loader, "batches_of_rank"):
+            return
+        why = None
+        if isinstance(loader, Described):
+            why = "dtrain.divided() and dtrain.divisible() are"
+        elif not _is_by_index(loader):
+            why = f"a loader that does not make its batches of a data set by lists of indices ({type(loader).__name__}) is"
+        elif loader.num_workers > 0 and loader.worker_init_fn is not None:
+            why = "a DataLoader with workers and a worker_init_fn, which may seed them by their numbers, is"
+        if why is not None:
+            raise ConfigError(f"{why} not supported yet with reproducibility.virtual_ranks: leave one of both out")
+
+    def take(self, number: int, indices: _Indices) -> Iterator[tuple[Any, bool]]:
+        """The batches of indices of a pass, for one of the ranks."""
+        if number not in self._waiting:
+            self._waiting[number] = list(itertools.tee(self._of_pass(indices), self._ranks))
+        mine = self._waiting[number].pop()
+        if not self._waiting[number]:
+            del self._waiting[number]
+        return mine
+
+    @staticmethod
+    def _of_pass(indices: _Indices) -> Iterator[tuple[Any, bool]]:
+        indices.source.begin_samplers()
+        yield from indices.drawn()
+
+    def gather(self, context: Context, mine: torch.Tensor) -> list[torch.Tensor]:
+        """The values of each process. Collective."""
+        self._gathered += 1
+        rows = context._native.gather_text(f"loader/{self._number}/{self._gathered}", json.dumps(mine.tolist()))
+        return [torch.tensor(json.loads(row), dtype=mine.dtype) for row in rows]
+
+
 class Source:
     """The batches of one rank, epoch by epoch.
 
     ``whole_batches``: global batches with fewer samples than ranks are left out, so that all ranks have the same number. ``context``:
     with it the ranks compare what their loaders give: their lengths now (collective), and samples once an epoch, in compare();
     ``compares``: the ranks take the same batches, so epoch() calls it. ``deals``: each batch goes to one rank as a whole, in turn, so
-    that batches are the same on any number of ranks. A data.Loader has to be that of a run already.
+    that batches are the same on any number of ranks. A data.Loader has to be that of a run already. ``draws``: with virtual ranks, shared
+    by the sources of a process; then ``rank`` is a logical one, and the first one of the process has the context.
     """
 
     def __init__(self, loader: Any, rank: int, world_size: int, seed: int, whole_batches: bool = False,
-                 context: Context | None = None, compares: bool = False, deals: bool = False) -> None:
+                 context: Context | None = None, compares: bool = False, deals: bool = False, draws: Draws | None = None) -> None:
         described = loader if isinstance(loader, Described) else Described(loader, False)
         loader = described.loader
         #: Whether the script has marked the batches as this rank's own.
@@ -240,6 +298,8 @@ class Source:
         self.deals = deals and not self._is_own
         self._seed = seed
         self._number = 0  # of the epoch
+        self._draws = draws
+        self._passes = 0  # over the loader, that have begun
         #: Samples of a global batch that are too few.
         self.fewest = world_size if whole_batches and not self._is_own else 0
         self._warn = context._native.warn if context is not None and rank == 0 else None
@@ -260,7 +320,7 @@ class Source:
             raise ValueError("the loader has a DistributedSampler, and dtrain divides batches itself: "
                              "leave the sampler out, and use shuffle=True")
         self._indices = _Indices(self, loader, described.is_own) if _is_by_index(loader) else None
-        self._batches: Iterable[Any] = loader if self._indices is None else _with_indices(loader, self._indices)
+        self._batches: Iterable[Any] = loader if self._indices is None else _with_indices(loader, self._indices, draws is not None)
         if self._context is not None:
             self._compare_all(self._lengths(), "the loader")
 
@@ -311,18 +371,24 @@ class Source:
         self._number = number
         self._facts, self._is_compared = [], False
         if self._is_of_engine:
-            for batch, self.count, count in self._loader.batches_of_rank(number, skip):
-                self._weigh(count)
-                yield batch
-            return
-        self._begin_samplers()
-        yield from self._whole(skip) if self._indices is None else self._by_index(self._indices, skip)
+            return self._of_engine(number, skip)
+        if self._indices is None:
+            return self._whole(skip)
+        self._passes += 1
+        self._indices.batches = self._indices.drawn() if self._draws is None else self._draws.take(self._passes, self._indices)
+        return self._by_index(self._indices, skip)
+
+    def _of_engine(self, number: int, skip: int) -> Iterator[Any]:
+        for batch, self.count, count in self._loader.batches_of_rank(self.rank, number, skip):
+            self._weigh(count)
+            yield batch
 
     def _weigh(self, count: int) -> None:
         self.global_samples = count
         self.share = self.count * min(count, self.world_size) / count if count else 1.0
 
-    def _begin_samplers(self) -> None:
+    def begin_samplers(self) -> None:
+        """An epoch of the loader begins."""
         key = self.key(self._is_own)
         for holder in {id(part): part for part in (self._loader, *self._samplers, getattr(self._loader, "dataset", None))}.values():
             if hasattr(holder, "set_epoch"):
@@ -334,6 +400,8 @@ class Source:
 
     def _by_index(self, indices: _Indices, skip: int) -> Iterator[Any]:
         indices.skip = skip
+        if self._draws is None:
+            self.begin_samplers()
         batches = iter(self._batches)
         has_workers = self._loader.num_workers > 0
         for number in itertools.count(skip):
@@ -353,6 +421,7 @@ class Source:
             yield batch
 
     def _whole(self, skip: int) -> Iterator[Any]:
+        self.begin_samplers()
         batches: Iterator[Any] | None = None
         is_shared = not self._is_own and self.world_size > 1 and not self.deals
         for number in itertools.count():
@@ -444,7 +513,7 @@ class Source:
         mine[:len(facts)] = torch.tensor([fact.value for fact in facts], dtype=torch.float64)
         exact = torch.tensor([fact.exact for fact in facts] + [True] * (_FACTS - len(facts)))
         try:
-            of_all = self._context.all_gather(mine)
+            of_all = self._context.all_gather(mine) if self._draws is None else self._draws.gather(self._context, mine)
         except Error as error:
             if "different operations" not in str(error):
                 raise

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from . import _native, moving, optim, patches
+from . import _native, moving, optim, patches, sample_division
 from .data import DataSet, Loader, _given
 from .sample_division import Source
 from .seeds import drawn_alike, seed_python
@@ -144,6 +144,9 @@ class Context:
         """`beside`: by name what is trained with the model, and is no part of its weights."""
         itself: torch.nn.Module = getattr(model, "_orig_mod", model)
         moving.refuse_sharded(itself)
+        if itself is not model and self._native.logical_ranks:
+            raise _native.ConfigError("torch.compile() is not supported with reproducibility.virtual_ranks: which code it makes depends on "
+                                      "the sizes that a process has seen; leave one of both out")
         self._native.wrap_model(itself, name, itself is not model, beside)
         self._buffers.add(itself)
         self._models.append(model)
@@ -230,7 +233,7 @@ class Context:
         """
         native = self._native
         batch_size = native.batch_size * (1 if native.predicts else native.world_size)
-        return DataSet(_native.open_data_set(native, _given({"format": format, **keys}), native.resolve(""), batch_size))
+        return DataSet(native, _given({"format": format, **keys}), native.resolve(""), batch_size)
 
     def clip_gradient_norm(self, max_norm: float) -> None:
         """Scales gradients down to this L2 norm over all parameters, before each optimizer step."""
@@ -308,6 +311,9 @@ class Context:
 
     def _call_hooks(self, hooks: Callable[..., Any]) -> None:
         """Those of the optimizers, before or after a step of the engine's. Optimizers that step by themselves call theirs."""
+        if self._native.logical_ranks and any(map(optim.has_hooks, self._computed)):
+            raise _native.ConfigError("an optimizer has hooks (register_step_pre_hook(), register_step_post_hook()), which are not "
+                                      "supported yet with reproducibility.virtual_ranks: leave one of both out")
         if any(optim.has_hooks(optimizer) for optimizer in self._of_models):
             raise _native.ConfigError("an optimizer has hooks (register_step_pre_hook(), register_step_post_hook()), which a Trial "
                                       "with several models does not call: call what they do in train_batch()")
@@ -473,39 +479,56 @@ class _Bound:
                 "in a Callback's on_validation_end()")
         self._steps = _Steps(self._context, native.aggregation_frequency)
         if self._context._schedulers or self._context._watches or self._context._own_steps:
-            native.add_callback(self._steps)
-        for name in ("evaluate_batch", "predict_batch", "save_more", "state_dict", "load_state_dict"):
+            native.add_own_callback(self._steps)
+        for name in ("predict_batch", "save_more", "state_dict", "load_state_dict"):
             setattr(self, name, getattr(self._trial, name))
 
+    def _seed_logical_rank(self) -> None:
+        """The engine has seeded torch's stream for the logical rank's batch; random's and numpy's follow from it."""
+        if self._context._native.logical_ranks:
+            seed_python(int(torch.empty((), dtype=torch.int64).random_()))
+
+    def evaluate_batch(self, batch: Any) -> Any:
+        self._seed_logical_rank()
+        return self._trial.evaluate_batch(batch)
+
     def train_batch(self, batch: Any) -> Any:
+        self._seed_logical_rank()
         metrics = self._trial.train_batch(batch)
         self._context._buffers.take()
         self._steps.before_optimizer()
         return metrics
 
-    def _source(self, loader: Any, whole_batches: bool = False) -> Source | None:
+    def _sources(self, loader: Any, whole_batches: bool = False) -> list[Source]:
+        """One for each logical rank of this process: without virtual ranks, for this rank. None: there is no loader."""
         if loader is None:
-            return None
+            return []
+        native = self._context._native
         if isinstance(loader, Loader):
-            loader = loader._of_run(self._context._native)
-        return Source(loader, self._context.rank, self._context.world_size, self._context._native.seed,
-                      whole_batches, self._context, compares=True, deals=self._context._native.predicts)
+            loader = loader._of_run(native)
+        if not native.logical_ranks:
+            return [Source(loader, self._context.rank, self._context.world_size, native.seed, whole_batches, self._context, compares=True,
+                           deals=native.predicts)]
+        ranks = range(*native.logical_ranks)
+        draws = sample_division.Draws(loader, len(ranks))
+        return [Source(loader, rank, self._context.world_size, native.seed, whole_batches, self._context if rank == ranks[0] else None,
+                       compares=True, draws=draws) for rank in ranks]
 
-    def training_loader(self) -> Source | None:
+    def training_loader(self) -> list[Source]:
         with drawn_alike(self._context._native.seed, 1):  # such as a split
             loader = self._trial.training_loader()
-        source = self._source(loader, whole_batches=True)
-        is_trained = source is not None and not self._context._native.predicts
-        if is_trained and source.batch_size not in (None, self._context.global_batch_size):
+        sources = self._sources(loader, whole_batches=True)
+        is_trained = bool(sources) and not self._context._native.predicts
+        if is_trained and sources[0].batch_size not in (None, self._context.global_batch_size):
             raise _native.ConfigError(
-                f"training_loader() has batches of {source.batch_size}, and hyperparameters.global_batch_size is "
+                f"training_loader() has batches of {sources[0].batch_size}, and hyperparameters.global_batch_size is "
                 f"{self._context.global_batch_size}: give the DataLoader batch_size=context.global_batch_size")
-        return source
+        return sources
 
-    def validation_loader(self) -> Source | None:
+    def validation_loader(self) -> list[Source]:
         with drawn_alike(self._context._native.seed, 2):
             loader = self._trial.validation_loader()
-        return self._source(loader)
+        return self._sources(loader)
 
 
 def run_trial(trial: Callable[[Context], Trial], arguments: list[str]) -> int:

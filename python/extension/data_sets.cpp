@@ -90,14 +90,16 @@ Loader open_loader(py::handle keys, const std::string& folder, std::int64_t batc
   return loader_of(data_of(json, folder), {batch_size, rank, world_size, seed, waits}, world_size, data::no_sharing());
 }
 
-// Opens the batches of this rank of a run. A host has data in memory once. `batch_size`: of all ranks. Collective.
-Loader open_data_set(TrialContext& context, py::handle keys, const std::string& folder, std::int64_t batch_size) {
+// Opens the batches of a logical rank of this rank of a run; without virtual ranks it is this one. A host has data in
+// memory once. `batch_size`: of all ranks. Collective.
+Loader open_data_set(TrialContext& context, py::handle keys, const std::string& folder, std::int64_t batch_size,
+                     int rank) {
   const Json json = json_from(keys);
   const py::gil_scoped_release unlocked;
   const config::Experiment& experiment = context.session().experiment();
   // The timeout is a little shorter than that of the other ranks for this rank, so that the run ends with the cause.
   const LoaderPlace place{batch_size,
-                          context.rank(),
+                          rank,
                           context.world_size(),
                           experiment.experiment_seed,
                           experiment.communication_timeout * 9 / 10,

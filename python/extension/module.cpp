@@ -152,6 +152,17 @@ void add_context(py::module_& module) {
       .def("save_checkpoint", &TrialContext::save_checkpoint)
       .def("add_callback",
            [](TrialContext& context, py::object callback) { context.add_callback(callback_of(std::move(callback))); })
+      .def("add_own_callback",
+           [](TrialContext& context, py::object callback) {
+             context.add_callback(callback_of(std::move(callback)));
+             ++context.around_the_loop().own_callbacks;
+           })
+      .def_property_readonly("logical_ranks",
+                             [](TrialContext& context) -> std::optional<std::pair<int, int>> {
+                               const rank::LogicalRanks& ranks = context.session().logical();
+                               if (!ranks.virtuals) return std::nullopt;
+                               return std::pair(ranks.begin, ranks.end);
+                             })
       .def("write_validation", &write_validation);
 }
 

@@ -11,6 +11,7 @@
 
 #include "bindings.h"
 #include "dtrain/train/run_trial.h"
+#include "loop/logical_batches.h"
 #include "loop/rank_training.h"
 #include "python_error.h"
 #include "values.h"
@@ -113,28 +114,28 @@ class PythonCallback final : public Callback {
 class PythonTrial final : public Trial {
  public:
   // `make` is called with the context and returns the trial (dtrain/trial.py).
-  PythonTrial(const py::object& make, TrialContext& context) {
+  PythonTrial(const py::object& make, TrialContext& context) : context_(context) {
     call_python("the trial's constructor", [&] {
       trial_ = make(py::cast(&context, py::return_value_policy::reference));
       name_ = py::cast<std::string>(trial_.attr("name"));
     });
   }
   ~PythonTrial() override { let_go({&trial_}); }
-  Loader training_loader() override { return training_ = source("training_loader"); }
-  Loader validation_loader() override { return validation_ = source("validation_loader"); }
+  Loader training_loader() override { return loader_of("training_loader", training_); }
+  Loader validation_loader() override { return loader_of("validation_loader", validation_); }
   Metrics train_batch(const Batch& batch) override {
     return call_python("train_batch()", [&] {
-      return metrics_from(trial_.attr("train_batch")(training_->structure().with(batch.tensors)));
+      return metrics_from(trial_.attr("train_batch")(structure(training_).with(batch.tensors)));
     });
   }
   Metrics evaluate_batch(const Batch& batch) override {
     return call_python("evaluate_batch()", [&] {
-      return metrics_from(trial_.attr("evaluate_batch")(validation_->structure().with(batch.tensors)));
+      return metrics_from(trial_.attr("evaluate_batch")(structure(validation_).with(batch.tensors)));
     });
   }
   at::Tensor predict_batch(const Batch& batch) override {
     return call_python("predict_batch()", [&] {
-      return py::cast<at::Tensor>(trial_.attr("predict_batch")(validation_->structure().with(batch.tensors)));
+      return py::cast<at::Tensor>(trial_.attr("predict_batch")(structure(validation_).with(batch.tensors)));
     });
   }
   std::string why_not_repeatable() const override {
@@ -157,17 +158,32 @@ class PythonTrial final : public Trial {
   std::string state_owner() const override { return "the trial " + name_ + " in Python"; }
 
  private:
-  std::shared_ptr<PythonSource> source(const char* method) {
-    return call_python(std::string(method) + "()", [&]() -> std::shared_ptr<PythonSource> {
-      py::object loader = trial_.attr(method)();
-      return loader.is_none() ? nullptr : std::make_shared<PythonSource>(std::move(loader));
+  using Sources = std::vector<std::shared_ptr<PythonSource>>;  // of each logical rank of this rank; empty: no loader
+
+  Loader loader_of(const char* method, Sources& sources) {
+    sources = call_python(std::string(method) + "()", [&] {
+      Sources made;
+      for (py::handle source : trial_.attr(method)()) {
+        made.push_back(std::make_shared<PythonSource>(py::reinterpret_borrow<py::object>(source)));
+      }
+      return made;
     });
+    if (sources.empty()) return nullptr;
+    if (!context_.session().logical().virtuals) return sources.front();
+    return std::make_shared<train::LogicalBatches>(context_.session(),
+                                                   std::vector<Loader>(sources.begin(), sources.end()));
   }
 
+  // The structure of the batch with which the trial computes now.
+  const PythonBatch& structure(const Sources& sources) const {
+    return sources[context_.session().logical().index()]->structure();
+  }
+
+  TrialContext& context_;
   py::object trial_;
   std::string name_;  // name of its class
-  std::shared_ptr<PythonSource> training_;
-  std::shared_ptr<PythonSource> validation_;  // null: nothing is validated
+  Sources training_;
+  Sources validation_;
 };
 
 int run_python_trial(const py::object& make, std::vector<std::string> arguments) {

@@ -60,13 +60,14 @@ void read_identity(RankIdentity& identity) {
 }
 
 // In a prediction a batch goes to one rank as a whole, so that neither its size nor its samples depend on the number of
-// ranks.
+// ranks. So it needs no virtual ranks.
 void take_whole_batches(const RankOptions& options, Assignment& assignment) {
   config::Experiment& experiment = assignment.experiment;
   const std::int64_t slots = std::max(1, experiment.resources.slots_per_trial);
   const std::int64_t size = options.prediction_batch > 0
                                 ? options.prediction_batch
                                 : std::max<std::int64_t>(1, experiment.global_batch_size / slots);
+  experiment.virtual_ranks = 0;
   experiment.global_batch_size = size;
   experiment.hyperparameters["global_batch_size"] = size;
   assignment.split = {.per_slot = size, .effective = size};

@@ -1,24 +1,26 @@
 """Virtual ranks: any number of ranks gives the same bits.
 
-    virtual_ranks.py BIN_FOLDER [--long] [Bits|Mistakes[.test]]
+    virtual_ranks.py BIN_FOLDER [--long] [Bits|Files|Mistakes[.test]]
 
 Bits: the same training of 4 and of 6 logical ranks on 1, 2, 3, 4 (and 6) ranks; compared are SHA-256 of the final weights,
 of the shared files of the last checkpoint, of the state of each logical rank there, and the metrics. Runs that are
-interrupted inside an epoch and inside a window go on with another number of ranks. Mistakes: what a trial can do wrong is
-caught, and what is not supported is refused at its line. --long: 200 batches, all numbers of ranks up to 8, and chains of
-continuations with random numbers of ranks (DTRAIN_VIRTUAL_SEED seeds them).
+interrupted inside an epoch and inside a window go on with another number of ranks; other runs exchange over TCP and MPI. Files: a
+`model:` experiment, on any number of ranks and against plain PyTorch. Mistakes: what a trial can do wrong is caught, and what is
+not supported is refused at its line. --long: 200 batches, all numbers of ranks up to 8, all optimizers, and chains of continuations
+with random numbers of ranks (DTRAIN_VIRTUAL_SEED seeds them).
 """
 import hashlib
 import json
 import os
 import random
 import re
+import shutil
 import struct
 import subprocess
 import sys
 
 import many_runs
-from harness import BUILD, WorkplaceTest, environment, main, run, write_experiment
+from harness import BUILD, WorkplaceTest, environment, launch, main, run, write_experiment
 
 LONG = "--long" in sys.argv
 if LONG:
@@ -28,6 +30,8 @@ SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9, "nesterov": True}
 ADAMW = {"kind": "adamw", "lr": 3e-3}
 CNN = {"model": "cnn", "optimizer": SGD, "ragged": True}
 MLP = {"model": "mlp", "optimizer": ADAMW, "ragged": True}
+LAMB = {"kind": "lamb", "lr": 3e-3}
+MUON = {"kind": "muon", "lr": 3e-3, "adamw_lr": 3e-3}
 BATCHES = 200 if LONG else 14
 
 
@@ -120,11 +124,13 @@ def pause(batch, window):
 
 
 class Bits(Runs):
-    CASES = {"cnn": (4, CNN, {}), "mlp": (6, {**MLP, "clip": 0.3}, {"aggregation_frequency": 2})}
+    CASES = {"cnn": (4, CNN, {}), "mlp": (6, {**MLP, "clip": 0.3}, {"aggregation_frequency": 2}),
+             "bf16": (5, {**CNN, "optimizer": LAMB, "global_batch_size": 25}, {"mixed_precision": "bf16", "ema": 0.9})}
     if LONG:
         CASES = {**CASES, "cnn-adamw": (8, {**CNN, "optimizer": ADAMW, "clip": 1.0}, {}),
                  "cnn-windows": (6, CNN, {"aggregation_frequency": 3, "average_aggregated_gradients": False}),
-                 "mlp-sgd": (5, {**MLP, "optimizer": SGD, "global_batch_size": 30}, {}), "mlp-8": (8, MLP, {"aggregation_frequency": 4})}
+                 "mlp-sgd": (5, {**MLP, "optimizer": SGD, "global_batch_size": 30}, {}), "mlp-8": (8, MLP, {"aggregation_frequency": 4}),
+                 "muon": (7, {**MLP, "optimizer": MUON, "global_batch_size": 28}, {"mixed_precision": "bf16"})}
 
     def numbers(self, virtual):
         return range(1, virtual + 1) if LONG else (1, 2, 3, 4)
@@ -158,6 +164,82 @@ class Bits(Runs):
             print(f"{name}: {virtual} logical ranks on {[*self.numbers(virtual)]} ranks and in a chain: weights {whole['weights']}")
 
 
+    def test_are_the_same_with_each_optimizer_and_over_each_transport(self):
+        kinds = {"muon": MUON, "lamb": LAMB}
+        if LONG:
+            kinds.update({kind: {"kind": kind, "lr": 1e-3} for kind in ("adam", "radam", "rmsprop", "adagrad", "lion")})
+        cases = {f"{name}-{ranks}": (ranks, sections(ranks, 4, {**MLP, "optimizer": optimizer}))
+                 for name, optimizer in kinds.items() for ranks in (1, 3)}
+        cases["sharded-3"] = (3, {**cases["lamb-3"][1], "optimizations": {"sharded_optimizer": True}})
+        cases["tcp-3"] = (3, {**cases["muon-3"][1], "communication": {"backend": "tcp"}})
+        for name, result in self.train(cases).items():
+            result.expect(0)
+        for name in kinds:
+            self.assertEqual(differences(*(left(self.work.path / f"{name}-{ranks}" / "run") for ranks in (1, 3))), [], name)
+        self.assertEqual(json.loads((self.work.path / "sharded-3" / "run" / "plan.json").read_text())["strategy"]["strategy"], "sharded")
+        lamb, sharded = (left(self.work.path / name / "run") for name in ("lamb-1", "sharded-3"))
+        self.assertEqual(differences(lamb, sharded), [], "with sharded updates")
+        whole = left(self.work.path / "muon-1" / "run")
+        self.assertEqual(differences(whole, left(self.work.path / "tcp-3" / "run")), [], "over TCP")
+        if not shutil.which("mpirun"):
+            return
+        folder = self.work.path / "mpi-3"
+        folder.mkdir()
+        file = write_experiment(folder / "experiment.yaml", **{**cases["muon-3"][1], "communication": {"backend": "mpi"}})
+        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        run(["mpirun", *root, "--oversubscribe", "--bind-to", "none", "-np", "3", BUILD.program("virtual_trial"), str(file),
+             "--run-dir", str(folder / "run")], folder / "run").expect(0)
+        self.assertEqual(json.loads((folder / "run" / "plan.json").read_text())["backend"], "mpi")
+        self.assertEqual(differences(whole, left(folder / "run")), [], "over MPI")
+
+
+class Files(WorkplaceTest):
+    """`model:` experiments, in the order of the data, so that plain PyTorch has the same batches."""
+
+    BATCHES, BATCH, FEATURES = 100, 24, 20
+
+    def test_are_plain_pytorch_on_any_number_of_ranks(self):
+        import numpy
+        import safetensors.torch
+        import torch
+        torch.set_num_threads(1)
+        torch.manual_seed(1)
+        features, classes = torch.randn(self.BATCHES * self.BATCH, self.FEATURES), torch.randint(0, 7, (self.BATCHES * self.BATCH,))
+        numpy.save(self.work.path / "x.npy", features.numpy())
+        numpy.save(self.work.path / "y.npy", classes.numpy())
+        model = torch.nn.Sequential(torch.nn.Linear(self.FEATURES, 32), torch.nn.ReLU(), torch.nn.Linear(32, 7))
+        shapes = ({0: torch.export.Dim.AUTO},)
+        torch.export.save(torch.export.export(model, (features[:6],), dynamic_shapes=shapes), str(self.work.path / "model.pt2"))
+        source = {"features": "x.npy", "target": "y.npy"}
+        left_of = {}
+        for ranks in (1, 2, 3, 4) if LONG else (1, 3):
+            folder = self.work.path / f"file-{ranks}"
+            file = write_experiment(
+                self.work.path / f"file-{ranks}.yaml", name="file", model="model.pt2", loss="cross_entropy",
+                data={"format": "npy", "training": source, "validation": source, "shuffle": False},
+                optimizer={"kind": "sgd", "lr": 0.05, "momentum": 0.9}, hyperparameters={"global_batch_size": self.BATCH},
+                resources={"slots_per_trial": ranks, "slot_type": "cpu"}, searcher={"max_length": {"batches": self.BATCHES}},
+                min_validation_period={"batches": self.BATCHES // 2}, reproducibility={"virtual_ranks": 4})
+            launch(BUILD, file, folder).expect(0)
+            left_of[ranks] = left(folder)
+            predict = [BUILD.program("dtrain"), "predict", str(folder), "--slots", str(5 - ranks), "--out", str(folder / "rows.npy")]
+            run(predict, folder).expect(0)
+            left_of[ranks]["rows"] = digest((folder / "rows.npy").read_bytes())
+            self.assertEqual(differences(left_of[1], left_of[ranks]), [], ranks)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        for x, y in zip(features.split(self.BATCH), classes.split(self.BATCH)):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        trained = safetensors.torch.load_file(self.work.path / "file-1" / "checkpoints" / "final" / "model.safetensors")
+        worst = max(((trained[name] - value).abs().max() / value.abs().max()).item() for name, value in model.state_dict().items())
+        print(f"after {self.BATCHES} steps {worst:.1e} from plain PyTorch")
+        self.assertLess(worst, 1e-6)
+        model.load_state_dict(trained)
+        rows = torch.tensor(numpy.load(self.work.path / "file-1" / "rows.npy"))
+        self.assertLess((rows - model(features)).abs().max().item(), 1e-5)
+
+
 class Mistakes(Runs):
     def test_are_caught(self):
         # What dtrain cannot see shows as other bits; what it can see is an error.
@@ -165,13 +247,16 @@ class Mistakes(Runs):
         refused = {"threads": "the trial computes with 3 threads", "state": "save_state()", "callback": "callbacks are",
                    "weight": r"backward\(loss, weight\)", "collective": r"context.all_reduce\(\)"}
         cases.update({fault: (2, sections(2, 4, {**MLP, "fault": fault}, 4)) for fault in refused})
-        cases["lion"] = (2, sections(2, 4, {**MLP, "optimizer": {"kind": "lion", "lr": 1e-3}}, 4))
-        refused["lion"] = "the optimizer lion"
+        # On rank 1 of 2, and the last of 4 logical ranks.
+        cases["nan"] = (2, sections(2, 4, {**MLP, "fault": "nan"}, 4, on_non_finite="warn"))
+        cases["nan-stops"] = (2, sections(2, 4, {**MLP, "fault": "nan"}, 4, on_non_finite="stop"))
+        refused["nan-stops"] = r"the loss is nan in batch \d+ on logical rank 3"
         cases["threads-1"] = (1, sections(1, 4, CNN, 4))
         results = self.train(cases)
         for name, text in refused.items():
             self.assertNotEqual(results[name].code, 0, name)
             self.assertRegex(results[name].output, text)
+        self.assertRegex(results["nan"].output, r"the loss is nan in batch \d+ on rank 3")
         one, two = (left(self.work.path / f"unseeded-{ranks}" / "run") for ranks in (1, 2))
         self.assertNotEqual(one["weights"], two["weights"])
         self.refuse_continuations(self.work.path / "threads-1" / "run")
@@ -185,11 +270,11 @@ class Mistakes(Runs):
             self.assertIn("initial_weights", result.output)
 
     def test_unsupported_keys_are_refused_at_their_lines(self):
-        refused = {"optimizations.gradient_compression": "int8", "optimizations.sharded_optimizer": True,
-                   "optimizations.local_sgd": {"inner_steps": 2}, "optimizations.mixed_precision": "bf16",
-                   "optimizations.auto_tune_tensor_fusion": True, "optimizations.tensor_fusion_threshold": 1, "optimizations.ema": 0.9,
+        refused = {"optimizations.gradient_compression": "int8", "optimizations.sharded_gradients": True,
+                   "optimizations.local_sgd": {"inner_steps": 2}, "optimizations.mixed_precision": "fp16",
+                   "optimizations.auto_tune_tensor_fusion": True, "optimizations.tensor_fusion_threshold": 1,
                    "optimizations.average_training_metrics": False, "resources.slot_type": "cuda",
-                   "resources.slots_per_trial": "auto", "communication.backend": "tcp", "recovery.interval": 5,
+                   "resources.slots_per_trial": "auto", "recovery.interval": 5,
                    "reproducibility.virtual_ranks": 7}
         for key, value in refused.items():
             content = sections(2, 4, MLP)

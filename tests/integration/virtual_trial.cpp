@@ -6,6 +6,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <cmath>
 #include <csignal>
 #include <cstdint>
 #include <functional>
@@ -101,6 +102,7 @@ class VirtualTrial : public dtrain::Trial {
     if (fault_ == "unseeded") x = x + 1e-3 * static_cast<double>(unseeded_() % 1000);
     const torch::Tensor scores = forward_(x);
     torch::Tensor loss = torch::nn::functional::cross_entropy(scores, batch["label"]);
+    if (fault_ == "nan" && context_.rank() == 3) loss = loss * std::nan("");
     if (fault_ == "weight") {
       context_.backward(loss, 2.0);
     } else if (fault_ == "collective") {

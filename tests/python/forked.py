@@ -81,7 +81,8 @@ def _rank(target, folder, experiment, rank, ranks, port, more_arguments):
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    arguments = [target, str(experiment), "--run-dir", str(folder / "run"), *more_arguments]
+    begins = [str(experiment), "--run-dir", str(folder / "run")] if experiment else []
+    arguments = [target, *begins, *more_arguments]
     code = 1
     try:
         script, _, name = target.partition(":")
@@ -102,7 +103,8 @@ def _rank(target, folder, experiment, rank, ranks, port, more_arguments):
 
 
 def start(target, folder, experiment, ranks, *arguments):
-    """Starts a script, or script.py:Class, on so many ranks, with the run folder/run; returns their processes."""
+    """Starts a script, or script.py:Class, on so many ranks, with the run folder/run; returns their processes. Without an experiment
+    the arguments name the run that goes on."""
     port = free_port()
     processes = [FORK.Process(target=_rank, args=(target, folder, experiment, rank, ranks, port, arguments))
                  for rank in range(ranks)]

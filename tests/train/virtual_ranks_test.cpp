@@ -129,7 +129,7 @@ std::vector<at::Tensor> expected_sums(const FlatParameters& parameters, std::vec
 }
 
 TEST(GradientTree, GivesTheBitsOfTheTreeOnAnyNumberOfRanks) {
-  for (const auto& [size, ranks] : {std::pair{1, 1}, {6, 1}, {6, 2}, {6, 3}, {6, 4}, {6, 6}, {13, 4}}) {
+  for (const auto& [size, ranks] : {std::pair{1, 1}, {6, 1}, {6, 2}, {6, 3}, {6, 4}, {6, 6}, {8, 2}, {13, 4}}) {
     run_small(ranks, [&, size = size](SmallRun& run) {
       ModelImpl model;
       FlatParameters parameters(model, run.services.communicator);

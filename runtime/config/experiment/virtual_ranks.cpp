@@ -22,8 +22,8 @@ constexpr const char* kNoBuckets =
     "has no effect with reproducibility.virtual_ranks, which exchanges gradients after backward; leave it out";
 
 bool is_python_script(const Experiment& experiment) {
-  return !experiment.model && std::any_of(experiment.entrypoint.begin(), experiment.entrypoint.end(),
-                                          [](const std::string& word) { return word.ends_with(".py"); });
+  return std::any_of(experiment.entrypoint.begin(), experiment.entrypoint.end(),
+                     [](const std::string& word) { return word.ends_with(".py"); });
 }
 
 // Returns the keys that ask for something that virtual ranks do not support yet.
@@ -33,26 +33,22 @@ std::vector<Refusal> refusals_with_virtual_ranks(const Experiment& experiment) {
   const auto refuse = [&](bool asked, const char* key, const char* why = kNotWithVirtualRanks) {
     if (asked) refusals.push_back({key, why});
   };
-  refuse(experiment.model.has_value(), "model");
   refuse(is_python_script(experiment), "entrypoint",
-         "names a Python script, which reproducibility.virtual_ranks does not support yet");
+         "names a Python script with a loop of its own, which reproducibility.virtual_ranks does not support; use a "
+         "dtrain.Trial (file.py:Class)");
   refuse(experiment.resources.slot_type == SlotType::kCuda, "resources.slot_type",
          "is cuda, and reproducibility.virtual_ranks does not support GPUs yet; use cpu");
   refuse(experiment.resources.slots_per_trial == 0, "resources.slots_per_trial",
          "must be a number with reproducibility.virtual_ranks, not 'auto'");
-  refuse(
-      experiment.communication_backend && !std::holds_alternative<comm::ShmBackend>(*experiment.communication_backend),
-      "communication.backend",
-      "must be auto or shm with reproducibility.virtual_ranks, which does not support others yet");
   refuse(!std::holds_alternative<comm::NoCompression>(o.gradient_compression), "optimizations.gradient_compression");
-  refuse(o.sharded_optimizer == ShardedOptimizer::kOn, "optimizations.sharded_optimizer",
-         "must be auto or false with reproducibility.virtual_ranks, which replicates updates");
-  refuse(o.sharded_gradients == ShardedGradients::kOn, "optimizations.sharded_gradients",
-         "must be auto or false with reproducibility.virtual_ranks, which replicates updates");
+  refuse(
+      o.sharded_gradients == ShardedGradients::kOn, "optimizations.sharded_gradients",
+      "must be auto or false with reproducibility.virtual_ranks, whose processes need the gradients of all parameters");
   refuse(o.local_sgd.has_value(), "optimizations.local_sgd");
-  refuse(o.mixed_precision != Precision::kFloat32, "optimizations.mixed_precision");
+  refuse(o.mixed_precision != Precision::kFloat32 && o.mixed_precision != Precision::kBfloat16,
+         "optimizations.mixed_precision",
+         "must be none or bf16 with reproducibility.virtual_ranks, which does not support others yet");
   refuse(o.auto_tune_tensor_fusion, "optimizations.auto_tune_tensor_fusion", kNoBuckets);
-  refuse(o.ema > 0, "optimizations.ema");
   refuse(!o.average_training_metrics, "optimizations.average_training_metrics",
          "must be true with reproducibility.virtual_ranks: the metrics of one rank depend on the number of ranks");
   refuse(experiment.recovery.seconds_between_states().has_value(), "recovery.interval",
@@ -86,19 +82,15 @@ void check_virtual_ranks(Section& root, const Experiment& experiment) {
 Json what_virtual_ranks_support() {
   const Json not_true{{"enum", {"auto", false, "false"}}};
   const Json ranks = is_given(kVirtualRanks, {{"type", "integer"}, {"minimum", 1}});
-  const Json supported = allows({{"model", false},
-                                 {"resources.slot_type", {{"not", {{"const", "cuda"}}}}},
+  const Json supported = allows({{"resources.slot_type", {{"not", {{"const", "cuda"}}}}},
                                  {"resources.slots_per_trial", {{"type", "integer"}}},
-                                 {"communication.backend", {{"enum", {"auto", "shm"}}}},
-                                 {"optimizations.sharded_optimizer", not_true},
                                  {"optimizations.sharded_gradients", not_true},
                                  {"optimizations.gradient_compression", {{"enum", {false, "false", nullptr}}}},
                                  {"optimizations.tensor_fusion_threshold", false},
                                  {"optimizations.tensor_fusion_cycle_time", false},
                                  {"optimizations.local_sgd", {{"type", "null"}}},
-                                 {"optimizations.mixed_precision", {{"enum", {"O0", "none"}}}},
+                                 {"optimizations.mixed_precision", {{"enum", {"O0", "none", "bf16"}}}},
                                  {"optimizations.auto_tune_tensor_fusion", {{"const", false}}},
-                                 {"optimizations.ema", {{"const", 0}}},
                                  {"optimizations.average_training_metrics", {{"const", true}}},
                                  {"recovery.interval", {{"enum", {"auto", "off"}}}}});
   const Json has_threads = is_given(kVirtualThreads, {{"type", "integer"}, {"minimum", 2}});

@@ -234,11 +234,9 @@ LaunchPlan make_launch_plan(const CompleteRequest& request, const rank::Variable
   warn(plan.split.warning);
   if (request.mock.any()) warn(rank::mock_text(request.mock));
   static_cast<ChosenSlots&>(plan) = choose_slots(experiment, request.cluster, variables, request.machine);
-  if (experiment.virtual_ranks > 0 && (plan.on_gpus() || plan.first_slots.size() > 1)) {
-    throw ConfigError(experiment.file.string() + ": reproducibility.virtual_ranks is not supported yet " +
-                          (plan.on_gpus() ? "on GPUs" : "on several hosts"),
-                      plan.on_gpus() ? "use resources.slot_type: cpu, or leave the key out"
-                                     : "use resources.is_single_node: true, or leave the key out");
+  if (experiment.virtual_ranks > 0 && plan.on_gpus()) {
+    throw ConfigError(experiment.file.string() + ": reproducibility.virtual_ranks is not supported yet on GPUs",
+                      "use resources.slot_type: cpu, or leave the key out");
   }
   plan.warnings.insert(plan.warnings.end(), plan.cluster.warnings.begin(), plan.cluster.warnings.end());
   const std::vector<rank::RankPlacement> ranks = ranks_on(plan, plan.first_slots);

@@ -6,6 +6,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include "dtrain/comm/backend_list.h"
 #include "model/precision.h"
 
 namespace dtrain::train {
@@ -16,7 +17,18 @@ constexpr std::size_t kTreeLine = 64;  // bytes
 // Makes `right` the sum of both. The order of the operands is the same wherever two subtrees meet: of two nans the sum
 // has the bits of the first.
 void add_left(const at::Tensor& left, at::Tensor right) {
-  right.add_(left);
+  at::add_out(right, left, right);
+}
+
+// True if an all-reduce, which sums in rank order, makes the sums of the tree: each rank has one subtree, and each
+// joins the sum of all subtrees before it.
+bool is_rank_order(const rank::TreeExchange& tree, const comm::Communicator& communicator) {
+  if (tree.most > 1) return false;
+  if (communicator.world_size() > 2 && communicator.backend() == comm::HierarchicalBackend::kWord) return false;
+  for (std::size_t i = 0; i < tree.joins.size(); ++i) {
+    if (tree.joins[i] != rank::Join{i, i + 1}) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -27,8 +39,9 @@ GradientTree::GradientTree(FlatParameters& parameters, comm::Communicator& commu
       communicator_(communicator),
       log_(communicator, recorder),
       ranks_(ranks),
-      tree_(rank::tree_exchange(ranks.size, communicator.world_size())) {
-  if (communicator.world_size() == 1) return;
+      tree_(rank::tree_exchange(ranks.size, communicator.world_size())),
+      in_rank_order_(is_rank_order(tree_, communicator)) {
+  if (communicator.world_size() == 1 || in_rank_order_) return;
   // Every rank's place has room for a line of each of its subtrees.
   exchanged_ = communicator.allocate(std::max(at_once, places() * kTreeLine));
 }
@@ -63,7 +76,15 @@ void GradientTree::add(int logical_rank) {
 
 void GradientTree::finish() {
   const at::NoGradGuard no_grad;
-  if (communicator_.world_size() > 1) {
+  if (communicator_.world_size() > 1 && in_rank_order_) {
+    for (const auto& group : parameters_.groups()) {
+      comm::Work work =
+          communicator_.all_reduce(FlatMemory::address(group.gradients),
+                                   static_cast<std::size_t>(group.gradients.numel()), comm_type(group.gradient_dtype));
+      work.wait();
+      log_.record("all_reduce", -1, work);
+    }
+  } else if (communicator_.world_size() > 1) {
     for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
       const auto& group = parameters_.groups()[g];
       const std::size_t bytes = exchanged_->bytes().size() / places() / kTreeLine * kTreeLine;

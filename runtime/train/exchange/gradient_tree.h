@@ -48,6 +48,7 @@ class GradientTree {
   CollectiveLog log_;
   const rank::LogicalRanks ranks_;
   const rank::TreeExchange tree_;
+  const bool in_rank_order_;      // an all-reduce makes the sums of the tree
   std::vector<Waiting> waiting_;  // the sums of the subtrees before the one whose sum the gradients are
   rank::Subtree last_;            // that one
   std::vector<Gradients> spare_;

@@ -155,9 +155,10 @@ StepOptions step_options(const rank::RankSession& session, const TrialContext::W
   if (wrapped.keeps_memory_format && options.memory_format == config::MemoryFormat::kAuto)
     options.memory_format = config::MemoryFormat::kContiguous;
   options.ranks = session.logical();
+  if (options.ranks.virtuals) options.strategy.gradients = config::ShardedGradients::kOff;
   // The order in memory may decide about the last bits, and what is faster depends on the number of ranks.
   if (options.ranks.virtuals && options.memory_format == config::MemoryFormat::kAuto)
-    options.memory_format = config::MemoryFormat::kContiguous;
+    options.memory_format = config::MemoryFormat::kChannelsLast;
   options.alone = session.mock().alone();
   // Gaps between gradients matter only where the exchange of gradients overlaps computation.
   const bool overlaps = !wanted.local_sgd && !options.alone && !options.ranks.virtuals;

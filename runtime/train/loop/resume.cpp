@@ -37,11 +37,6 @@ TrainingLoop::Outcome TrainingLoop::evaluate() {
     throw rank::AgreedError("there is no validation data to evaluate the model with",
                             "return a loader from validation_loader() (model: data.validation)");
   }
-  if (session_.logical().virtuals && !session_.predictions().empty()) {
-    throw rank::AgreedError("dtrain predict does not support reproducibility.virtual_ranks",
-                            "add --set reproducibility.virtual_ranks=0, and give the weights as a file: "
-                            "checkpoints/final/model.safetensors");
-  }
   if (!begins_with_.empty()) {
     checkpoints_.begin_from(begins_with_, [this](bool same_trial) { other_run_has_same_trial_ = same_trial; });
   }

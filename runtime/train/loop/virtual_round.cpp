@@ -8,7 +8,6 @@
 #include <ATen/Parallel.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/comm/backend_list.h"
 #include "dtrain/config/experiment.h"
 #include "loop/logical_batches.h"
 #include "loop/training_loop.h"
@@ -65,6 +64,7 @@ TrainingLoop::Outcome TrainingLoop::run_virtual_round() {
   ++position_.batches;
   ++position_.epoch_batches;
   progress_.batch_done();
+  callbacks_.tell<&Callback::after_batch>(returned_);
   return end_round(samples, stepped);
 }
 
@@ -131,21 +131,12 @@ void refuse_beside_virtual_ranks(rank::RankSession& session, TrialContext& conte
   const TrialContext::Wrapped& wrapped = context.wrapped();
   if (session.mock().any()) refuse("mock runs are");
   if (context.device().is_cuda()) refuse("GPUs are");
-  if (session.world().local_size != session.world().size) refuse("several hosts are");
-  if (session.world().size > 1 && session.communicator().backend() != comm::ShmBackend::kWord) {
-    refuse("the backend " + std::string(session.communicator().backend()) + " is");
-  }
   if (!wrapped.models.empty()) refuse("several models are");
   if (wrapped.own_update) refuse("the trial's own optimizer is");
-  if (!context.around_the_loop().callbacks.empty()) refuse("callbacks are");
-  if (!context.around_the_loop().metrics.empty()) refuse("metrics of context.add_metric() are");
-  const auto check = [&](const Optimizer& optimizer) {
-    const bool proven = std::holds_alternative<Sgd>(optimizer) || std::holds_alternative<Adam>(optimizer) ||
-                        std::holds_alternative<AdamW>(optimizer);
-    if (!proven) refuse(std::string("the optimizer ") + dtrain::word_of(optimizer) + " is");
-  };
-  if (wrapped.optimizer) check(*wrapped.optimizer);
-  for (const ParameterGroup& group : wrapped.groups) check(group.optimizer);
+  if (context.around_the_loop().callbacks.size() > context.around_the_loop().own_callbacks) refuse("callbacks are");
+  if (const auto& metrics = context.around_the_loop().metrics; !metrics.empty()) {
+    refuse("metrics of context.add_metric() ('" + metrics.begin()->first + "') are");
+  }
 }
 
 void require_logical_batches(const rank::RankSession& session, const Loader& loader, const char* function) {

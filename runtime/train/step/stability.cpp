@@ -31,10 +31,18 @@ std::string non_finite_value(std::int64_t codes, std::int64_t ranks) {
 
 }  // namespace
 
-void NonFinite::see_loss(double loss, std::int64_t batch) {
+void NonFinite::see_loss(double loss, std::int64_t batch, std::optional<int> logical_rank) {
   if (std::isfinite(loss)) return;
-  if (stop_) throw Error(fmt::format("the loss is {} in batch {}", non_finite_text(loss), batch), kNonFiniteRemedy);
-  losses_[batch] = {1, run_.world.rank + 1, non_finite_code(loss)};
+  if (stop_) {
+    const std::string where = logical_rank ? fmt::format(" on logical rank {}", *logical_rank) : "";
+    throw Error(fmt::format("the loss is {} in batch {}{}", non_finite_text(loss), batch, where), kNonFiniteRemedy);
+  }
+  const int rank = logical_rank.value_or(run_.world.rank);
+  Words& words = losses_[batch];
+  // Several losses of a rank count once; with virtual ranks, those of each logical rank do.
+  if (!logical_rank) words = {};
+  if (std::exchange(last_loss_, {batch, rank}) == std::pair(batch, rank) && logical_rank) return;
+  words = {words[0] + 1, words[1] + rank + 1, words[2] + non_finite_code(loss)};
 }
 
 void NonFinite::see_norm(double norm, std::int64_t batch) {

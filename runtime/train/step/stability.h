@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "device/steps_in_flight.h"
 #include "model/precision.h"
@@ -27,7 +28,8 @@ class NonFinite {
   NonFinite(const RunServices& run, bool stop) : run_(run), stop_(stop) {}
 
   // Takes this rank's loss in a batch, or the norm of all ranks' gradients. Error where the run is to stop.
-  void see_loss(double loss, std::int64_t batch);
+  // `logical_rank`: the one of this rank that has the loss, with virtual ranks.
+  void see_loss(double loss, std::int64_t batch, std::optional<int> logical_rank = std::nullopt);
   void see_norm(double norm, std::int64_t batch);
   // Takes a parameter that is not a number after the last batch. Error where the run is to stop.
   void see_weights(const std::string& parameter, std::int64_t batch);
@@ -51,6 +53,7 @@ class NonFinite {
   bool stop_;
   // By batch, until they are announced and their round is added: on a GPU a value may come early or late.
   std::map<std::int64_t, Words> losses_;
+  std::pair<std::int64_t, int> last_loss_{-1, -1};  // batch and rank of the last one that was not finite
   std::map<std::int64_t, std::string> norms_;
   std::int64_t batches_ = 0, first_batch_ = 0, written_ = 0;
   std::string first_;  // the first report: "the loss is nan in batch 3 on rank 1"

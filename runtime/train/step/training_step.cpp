@@ -121,7 +121,7 @@ std::uint64_t digest_of_rates(const FlatOptimizer& optimizer) {
 std::unique_ptr<StepMode> make_mode(const StepParts& parts, const ExchangeParts& more, const StepOptions& options) {
   const Mode mode = mode_of(options);
   if (mode == Mode::kAlone) return make_alone_mode(parts, options.strategy.sharded == config::ShardedOptimizer::kOn);
-  if (mode == Mode::kVirtual) return make_virtual_mode(parts, more, options.ranks);
+  if (mode == Mode::kVirtual) return make_virtual_mode(parts, more, options.ranks, options.strategy);
   if (mode == Mode::kLocal) return make_local_mode(parts, *options.local_sgd, options.strategy.seed);
   return make_exchange_mode(parts, more, options.strategy);
 }
@@ -232,6 +232,7 @@ void TrainingStep::begin_batch() {
 }
 
 void TrainingStep::begin_logical_rank(int logical_rank) {
+  logical_rank_ = logical_rank;
   batch_weight_.reset();
   batch_has_loss_ = false;
   buffers_->load(static_cast<std::size_t>(logical_rank - ranks_.begin));
@@ -328,8 +329,8 @@ void TrainingStep::weigh_batch(double weight) {
 }
 
 void TrainingStep::read_loss(const at::Tensor& loss) {
-  in_flight_.read(loss, [this, batch = window_.rounds_begun()](std::span<const double> value) {
-    non_finite_.see_loss(value.front(), batch);
+  in_flight_.read(loss, [this, batch = window_.rounds_begun(), rank = logical_rank_](std::span<const double> value) {
+    non_finite_.see_loss(value.front(), batch, rank);
   });
 }
 

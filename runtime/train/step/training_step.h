@@ -176,6 +176,7 @@ class TrainingStep : private CapturableStep {
   const bool may_keep_narrow_gradients_;
   const rank::LogicalRanks ranks_;
   std::optional<LogicalBuffers> buffers_;  // set with virtual ranks
+  std::optional<int> logical_rank_;        // the one that computes, with virtual ranks
   std::int64_t place_ = -1;                // place of the batch that was announced last
   bool in_forward_ = false;
   bool in_batch_ = false;

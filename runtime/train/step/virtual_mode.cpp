@@ -9,7 +9,7 @@
 
 #include "dtrain/base/error.h"
 #include "exchange/gradient_tree.h"
-#include "exchange/local_steps.h"
+#include "exchange/strategy_picker.h"
 #include "step/round_vote.h"
 
 namespace dtrain::train {
@@ -20,28 +20,28 @@ constexpr const char* kWithoutVirtualRanks = "leave reproducibility.virtual_rank
 
 class VirtualMode final : public StepMode {
  public:
-  VirtualMode(const StepParts& parts, const ExchangeParts& more, const rank::LogicalRanks& ranks)
+  VirtualMode(const StepParts& parts, const ExchangeParts& more, const rank::LogicalRanks& ranks,
+              const StrategyOptions& options)
       : parts_(parts),
         more_(more),
         ranks_(ranks),
         vote_(parts.run, parts.non_finite),
+        scale_(parts.run.communicator, parts.window, vote_, /*on_host=*/true, /*scaler=*/nullptr),
+        picker_(parts.run, parts.parameters, parts.optimizer, parts.exchange, parts.fusion, scale_, parts.in_flight,
+                options, more.is_settled),
         tree_(parts.parameters, parts.run.communicator, parts.run.recorder, ranks),
-        updates_(parts.parameters, parts.optimizer, parts.run.communicator, parts.run.recorder,
-                 LocalUpdate::Parts::kAll),
         used_(parts.parameters.parameters().size()) {
-    updates_.set_plan(parts_.fusion.plan());
-    parts_.exchange.use(updates_, parts_.fusion.plan());
     watch_values();
     if (parts_.window.length() == 1) return;
     for (const auto& group : parts_.parameters.groups()) window_sums_.push_back(at::zeros_like(group.gradients));
   }
-  ~VirtualMode() override { parts_.exchange.forget_strategy(); }
 
   RoundVote& vote() override { return vote_; }
   std::int64_t announcement_rounds() const override { return parts_.window.length(); }
   std::string why_not_capturable() const override { return "of virtual ranks"; }
 
   void begin_batch() override {
+    picker_.begin_batch();
     if (parts_.window.rounds() == 1) std::fill(used_.begin(), used_.end(), 0);
   }
   void begin_logical_rank() override { parts_.exchange.begin_batch(/*exchange=*/false); }
@@ -80,6 +80,7 @@ class VirtualMode final : public StepMode {
     const bool stepping = parts_.window.full();
     if (stepping) step();
     parts_.in_flight.end_batch();
+    picker_.end_batch(stepping, parts_.window.rounds_begun());
     return stepping;
   }
 
@@ -90,12 +91,18 @@ class VirtualMode final : public StepMode {
     return true;
   }
 
-  void begin_visit(const StateVisitor& /*visitor*/) override { vote_.collect(); }
+  void parameters_moved() override { watch_values(); }
+  void begin_visit(const StateVisitor& visitor) override {
+    vote_.collect();
+    if (visitor.needs_whole()) picker_.strategy().begin_visit();
+  }
   void end_visit(const StateVisitor& visitor) override {
+    if (visitor.needs_whole()) picker_.strategy().end_visit(visitor.replaces());
     if (!visitor.replaces()) return;
     watched_steps_ = 0;
     watch_values();
   }
+  std::vector<at::Tensor> gather_state(std::size_t index) override { return picker_.strategy().gather_state(index); }
   void visit(StateVisitor& visitor) override {
     if (parts_.window.rounds() == 0) return;
     if (!visitor.replaces()) agree_on_used();
@@ -137,10 +144,10 @@ class VirtualMode final : public StepMode {
     vote_.collect();
     if (more_.before_update) more_.before_update();
     const double batches = parts_.window.average() ? parts_.window.rounds() : 1;
-    const auto norm = updates_.update({.used = used_,
-                                       .correction = 1 / (batches * ranks_.size),
-                                       .max_norm = parts_.max_gradient_norm,
-                                       .max_value = parts_.max_gradient_value});
+    const auto norm = picker_.strategy().update({.used = used_,
+                                                 .correction = 1 / (batches * ranks_.size),
+                                                 .max_norm = parts_.max_gradient_norm,
+                                                 .max_value = parts_.max_gradient_value});
     parts_.parameters.refresh_copies();
     if (norm) {
       parts_.in_flight.read(*norm, [this, batch = parts_.window.rounds_begun()](std::span<const double> value) {
@@ -159,8 +166,9 @@ class VirtualMode final : public StepMode {
   const ExchangeParts more_;
   const rank::LogicalRanks ranks_;
   CollectiveVote vote_;
+  ExchangeScale scale_;    // of exchanges of buckets, of which this mode has none
+  StrategyPicker picker_;  // replicated and sharded updates give the same bits
   GradientTree tree_;
-  LocalUpdate updates_;
   std::vector<std::uint8_t> used_;       // for each parameter: 1 if a logical rank has used it in this window
   std::int64_t watched_steps_ = 0;       // since the values came from elsewhere (the beginning, a checkpoint)
   std::vector<at::Tensor> window_sums_;  // of the window's rounds, for each group; empty: windows have one round
@@ -169,8 +177,8 @@ class VirtualMode final : public StepMode {
 }  // namespace
 
 std::unique_ptr<StepMode> make_virtual_mode(const StepParts& parts, const ExchangeParts& more,
-                                            const rank::LogicalRanks& ranks) {
-  return std::make_unique<VirtualMode>(parts, more, ranks);
+                                            const rank::LogicalRanks& ranks, const StrategyOptions& options) {
+  return std::make_unique<VirtualMode>(parts, more, ranks, options);
 }
 
 }  // namespace dtrain::train

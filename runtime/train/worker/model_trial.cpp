@@ -1,6 +1,7 @@
 // The trial of a `model:` experiment: model file, data, loss and optimizer come from the experiment file.
 #include <algorithm>
 #include <memory>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -199,6 +200,7 @@ class ModelTrial final : public Trial {
     std::vector<OutputChoice> outputs = auxiliary_choices_;
     outputs.insert(outputs.begin(), output_choice_);
     model_->check_signature(inputs_of(job_), outputs);
+    check_virtual_ranks();
     check_scale(job_.data.format, *model_);
     check_classes(job_.data);
     const config::Optimizations& optimizations = context.session().experiment().optimizations;
@@ -340,6 +342,16 @@ class ModelTrial final : public Trial {
       values.loss = values.loss + evaluate_loss(job_.loss.loss, input).loss * job_.loss.auxiliary[i].second;
     }
     return values;
+  }
+
+  // TorchScript records the first calls of a process and compiles the model for the later ones, with other bits.
+  void check_virtual_ranks() const {
+    if (!context_.session().logical().virtuals || model_->extension() == std::string_view(".pt2")) return;
+    throw ConfigError(
+        "model: " + job_.file.string() +
+            " is TorchScript, which is not supported with reproducibility.virtual_ranks: the first batches "
+            "of a process are computed in another way than the later ones",
+        "export the model with torch.export (docs/exporting.md), or leave the key out");
   }
 
   // The model that computes in validation.

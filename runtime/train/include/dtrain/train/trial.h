@@ -263,6 +263,7 @@ class TrialContext {
   // The trial's settings and state for the training loop.
   struct AroundTheLoop {
     std::vector<std::shared_ptr<Callback>> callbacks;
+    std::size_t own_callbacks = 0;  // of these, parts of how dtrain runs a trial
     std::map<std::string, AddedMetric> metrics;
     std::optional<EarlyStopping> early_stopping;
     std::optional<Metrics> logged;            // of the batch under way; empty: log() is refused
