@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/functorch/DynamicLayer.h>
@@ -442,6 +443,61 @@ TEST_F(OwnOperators, ConvolutionsToOnePixelHaveTheStridesOfTheirFormat) {
 TEST_F(OwnOperators, ConvolutionOfAPixel) {
   const at::Tensor images = torch::randn({4, 512, 1, 1}), weight = torch::randn({2048, 512, 1, 1}) / 16;
   expect_near(at::conv2d(images, weight), at::conv2d(images.to(at::kDouble), weight.to(at::kDouble)), 1e-5);
+}
+
+// Initial weights, and whatever is drawn after them, have libtorch's bits. Below autograd libtorch's own kernel runs.
+at::Tensor& libtorchs_uniform(at::Tensor& values, double from, double to, std::optional<at::Generator> generator) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return values.uniform_(from, to, std::move(generator));
+}
+
+class OwnUniform : public OwnOperators {};
+
+TEST_F(OwnUniform, HasTheBitsOfLibtorch) {
+  at::Generator ours = at::detail::createCPUGenerator(7), theirs = ours.clone();
+  const double tenth = std::nextafter(0.1, 1);
+  for (const std::int64_t count : {1024, 1, 623, 624, 100'003, 1025, 5, 6240, 4097}) {
+    for (const auto& [from, to] : {std::pair(-tenth, tenth), {0.0, 1.0}, {-3.0, 1e30}, {2.0, 2.0}}) {
+      at::Tensor a = at::empty({count}), b = at::empty({count});
+      a.uniform_(from, to, ours);
+      libtorchs_uniform(b, from, to, theirs);
+      ASSERT_TRUE(at::equal(a, b)) << count << " from " << from << " to " << to;
+      ASSERT_TRUE(at::equal(ours.get_state(), theirs.get_state()));
+    }
+  }
+  at::Tensor a = at::empty({64, 64}), b = at::empty({64, 64});
+  torch::manual_seed(4);
+  torch::nn::init::kaiming_uniform_(a, std::sqrt(5.0));
+  const at::Tensor next = at::randn({5});
+  torch::manual_seed(4);
+  libtorchs_uniform(b, -0.125, 0.125, std::nullopt);
+  EXPECT_TRUE(at::equal(a, b));
+  EXPECT_TRUE(at::equal(next, at::randn({5})));
+}
+
+TEST_F(OwnUniform, LeavesOtherCallsToLibtorch) {
+  at::Tensor values = torch::empty({2048}).requires_grad_();
+  EXPECT_THROW(values.uniform_(), c10::Error);  // a leaf
+  const auto version = values._version();
+  {
+    const at::NoGradGuard no_grad;
+    values.uniform_();
+    EXPECT_THROW(values.uniform_(1, 0), c10::Error);
+    EXPECT_THROW(values.uniform_(-3e38, 3e38), c10::Error);
+  }
+  EXPECT_EQ(values._version(), version + 1);
+  at::Tensor times_two = values * 2;
+  times_two.uniform_();
+  times_two.sum().backward();
+  EXPECT_TRUE(at::equal(values.grad(), at::zeros({2048})));
+  for (const auto type : {at::kDouble, at::kBFloat16}) {
+    EXPECT_LT(at::empty({2048}, type).uniform_().max().item<double>(), 1.0001);
+  }
+  at::Tensor columns = at::zeros({64, 64}), others = at::zeros({64, 64});
+  at::Tensor every_other = columns.slice(1, 0, 64, 2), every_others = others.slice(1, 0, 64, 2);
+  every_other.uniform_(0, 1, at::detail::createCPUGenerator(5));
+  libtorchs_uniform(every_others, 0, 1, at::detail::createCPUGenerator(5));
+  EXPECT_TRUE(at::equal(columns, others));
 }
 
 }  // namespace

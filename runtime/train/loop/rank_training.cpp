@@ -159,6 +159,7 @@ StepOptions step_options(const rank::RankSession& session, const TrialContext::W
   // The order in memory may decide about the last bits, and what is faster depends on the number of ranks.
   if (options.ranks.virtuals && options.memory_format == config::MemoryFormat::kAuto)
     options.memory_format = config::MemoryFormat::kChannelsLast;
+  options.values_follow = !session.resume_from().empty() && !session.evaluates() && !session.mock().any();
   options.alone = session.mock().alone();
   // Gaps between gradients matter only where the exchange of gradients overlaps computation.
   const bool overlaps = !wanted.local_sgd && !options.alone && !options.ranks.virtuals;

@@ -66,6 +66,10 @@ at::Tensor with_own_storage(const at::Tensor& dense) {
   return at::empty({0}, dense.options()).set_(storage, 0, dense.sizes(), dense.strides());
 }
 
+bool is_copied(const FlatParameters::Parameter& parameter) {
+  return parameter.in_shadow || parameter.copy.defined();
+}
+
 std::vector<const at::TensorImpl*> parameter_members(const torch::nn::Module& model) {
   std::vector<const at::TensorImpl*> members;
   for (const at::Tensor& parameter : model.parameters()) members.push_back(parameter.unsafeGetTensorImpl());
@@ -84,7 +88,7 @@ std::uint64_t parameter_versions(const FlatParameters::Parameter& parameter) {
 }  // namespace
 
 FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicator& communicator,
-                               const ParameterTypes& types)
+                               const ParameterTypes& types, bool values_follow)
     : memory_(communicator, device_of(model)) {
   auto named = distinct_parameters(model);
   std::reverse(named.begin(), named.end());
@@ -151,7 +155,7 @@ FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicato
     Group& group = groups_[parameter.group];
     const auto sizes = parameter.tensor.sizes().vec();
     const auto strides = parameter.tensor.strides().vec();
-    group.values.as_strided(sizes, strides, parameter.offset).copy_(parameter.tensor);
+    if (!values_follow) group.values.as_strided(sizes, strides, parameter.offset).copy_(parameter.tensor);
     parameter.gradient = group.gradients.as_strided(sizes, strides, parameter.offset);
   }
   refresh();
@@ -287,10 +291,14 @@ void FlatParameters::refresh() {
   refresh_copies();
 }
 
+bool FlatParameters::computes_with_copies() const {
+  return std::any_of(parameters_.begin(), parameters_.end(), is_copied);
+}
+
 void FlatParameters::take_over(std::size_t index) {
   const at::NoGradGuard no_grad;
   Parameter& parameter = parameters_[index];
-  if (!parameter.in_shadow && !parameter.copy.defined()) return;
+  if (!is_copied(parameter)) return;
   values_of(parameter).copy_(parameter.tensor.detach());
 }
 
@@ -353,15 +361,22 @@ std::uint64_t digest_of(const at::Tensor& dense) {
   constexpr std::uint64_t kFactor = 0x9e3779b97f4a7c15u;
   const auto* data = static_cast<const std::byte*>(dense.const_data_ptr());
   const std::size_t bytes = dense.nbytes();
-  std::uint64_t lanes[4] = {1, 2, 3, 4};  // four independent products at a time
+  const auto mixed = [&](std::uint64_t lane, std::size_t at) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, data + at, sizeof word);
+    return (lane ^ word) * kFactor + (lane >> 32);
+  };
+  // Four independent products at a time. An array of lanes would become vectors, which have no such product.
+  std::uint64_t a = 1, b = 2, c = 3, d = 4;
   std::size_t at = 0;
-  for (; at + sizeof lanes <= bytes; at += sizeof lanes) {
-    std::uint64_t words[4];
-    std::memcpy(words, data + at, sizeof words);
-    for (int i = 0; i < 4; ++i) lanes[i] = (lanes[i] ^ words[i]) * kFactor + (lanes[i] >> 32);
+  for (; at + 32 <= bytes; at += 32) {
+    a = mixed(a, at);
+    b = mixed(b, at + 8);
+    c = mixed(c, at + 16);
+    d = mixed(d, at + 24);
   }
   std::uint64_t digest = bytes;
-  for (const std::uint64_t lane : lanes) digest = (digest ^ lane ^ (lane >> 29)) * kFactor;
+  for (const std::uint64_t lane : {a, b, c, d}) digest = (digest ^ lane ^ (lane >> 29)) * kFactor;
   for (; at < bytes; ++at) digest = (digest ^ static_cast<std::uint64_t>(data[at])) * kFactor;
   return digest ^ (digest >> 32);
 }

@@ -75,8 +75,10 @@ class FlatParameters {
   };
 
   // Collective (it allocates). `communicator` is that of the model's device. Parameters that do not require gradients
-  // are left where they are. ConfigError names two tensors of which only parts lie in the same memory.
-  FlatParameters(const torch::nn::Module& model, comm::Communicator& communicator, const ParameterTypes& types = {});
+  // are left where they are. `values_follow`: the model's values do not count, because those of a checkpoint replace
+  // them. ConfigError names two tensors of which only parts lie in the same memory.
+  FlatParameters(const torch::nn::Module& model, comm::Communicator& communicator, const ParameterTypes& types = {},
+                 bool values_follow = false);
 
   std::span<Parameter> parameters() { return parameters_; }
   std::span<const Parameter> parameters() const { return parameters_; }
@@ -120,6 +122,8 @@ class FlatParameters {
   void refresh_copies();
   // To be called after other code has changed the values: updates shadows and copies.
   void refresh();
+  // True if the model computes with copies of some values: shadows, or weights in channels_last.
+  bool computes_with_copies() const;
   // To be called after the model has written this tensor: copies its contents to the values.
   void take_over(std::size_t parameter);
   // The same for each parameter with a 1 (ParameterWatch::written()). Where the model computes with copies
@@ -176,7 +180,7 @@ class ParameterWatch {
   // Takes the present values as known. `look_closer`: also finds writes that bypass the version counters, through
   // .data(), at the price of reading all parameters here and in written().
   void note(bool look_closer);
-  // Tell if any parameter has been written since note(); and which ones: 0 or 1 for each parameter.
+  // Tell if any parameter has been written since note(), if there was one; and which ones: 0 or 1 for each parameter.
   bool any_written() const;
   std::vector<std::uint8_t> written() const;
 

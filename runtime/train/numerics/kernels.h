@@ -10,6 +10,7 @@
 // Stateless; any thread. The arrays of a stretch do not overlap and may begin at any element.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -126,5 +127,19 @@ void gelu(const Bfloat16* from, std::size_t count, Bfloat16* to);
 // Writes the gradient of `from` to `to`; `of_result` is the gradient of gelu(from).
 void gelu_gradient(const float* from, const float* of_result, std::size_t count, float* to);
 void gelu_gradient(const Bfloat16* from, const Bfloat16* of_result, std::size_t count, Bfloat16* to);
+
+// Random numbers as libtorch draws them one by one, several at a time: the Mersenne Twister MT19937 (Matsumoto and
+// Nishimura, 1998), of whose words the lower 24 bits count. The caller has the twister alone.
+struct MersenneTwister {
+  std::array<std::uint32_t, 624> words{};
+  std::size_t next = 624;  // word that is drawn next; 624: the words are replaced first
+};
+
+struct UniformRange {
+  float from = 0, to = 1;
+  bool fused = true;  // the product and the sum of a number are rounded once, where the CPU has such an instruction
+};
+
+void uniform(MersenneTwister& twister, const UniformRange& range, float* to, std::size_t count);
 
 }  // namespace dtrain::train::kernels

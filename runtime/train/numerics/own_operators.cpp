@@ -19,6 +19,7 @@ void use_own_operators() {
     add_attention(made->own, made->aten);
     add_convolution(made->own, made->aten);
     add_norms(made->own, made->aten_on_gpus);
+    add_uniform(made->aten);
     return made;
   }();
   static_cast<void>(added);

@@ -12,6 +12,8 @@
 //                        channel, as a product of matrices (convolution.cpp)
 //   native_layer_norm, rms_norm    their gradient on GPUs, in float32 (under autocast, too) and bfloat16, with a weight
 //                        of at most 4,096 elements, where libtorch reads its inputs twice (norms.cpp)
+//   uniform_             of float32 tensors on CPUs, with libtorch's bits: initial weights, which libtorch draws one by
+//                        one (uniform.cpp)
 //
 // Other inputs, gradients of gradients, and forward-mode differentiation are computed by libtorch.
 //
@@ -48,6 +50,7 @@ void add_gelu(torch::Library& own, torch::Library& aten);
 void add_attention(torch::Library& own, torch::Library& aten);
 void add_convolution(torch::Library& own, torch::Library& aten);
 void add_norms(torch::Library& own, torch::Library& aten_on_gpus);
+void add_uniform(torch::Library& aten);
 
 // True for the node of dtrain's cross entropy with reduction="sum".
 bool is_summed_cross_entropy(const torch::autograd::Node* node);

@@ -70,7 +70,7 @@ class ExchangeMode final : public StepMode, private CapturableStep {
         picker_(parts.run, parts.parameters, parts.optimizer, parts.exchange, parts.fusion, scale_, parts.in_flight,
                 options, more.is_settled),
         written_(parts.run, parts.parameters, parts.watch) {
-    parts_.watch.note(digests_due());
+    if (!more_.values_follow) parts_.watch.note(digests_due());
     parts_.exchange.mark_on_device(parts_.fusion.device_times());
   }
 

@@ -108,6 +108,8 @@ struct ExchangeParts {
   // False while training still compares two ways to compute a step. Only one such comparison runs at a time, so others
   // wait until this is true.
   std::function<bool()> is_settled;
+  // The values of a checkpoint replace the present ones before the first batch.
+  bool values_follow = false;
 };
 
 // Separates a step's work on the device from its work on the host, so that the device's part can be captured as a CUDA

@@ -28,6 +28,8 @@ struct StepOptions {
   LossScaling loss_scaling;  // used with float16
   config::MemoryFormat memory_format = config::MemoryFormat::kContiguous;
   rank::LogicalRanks ranks;
+  // The state of a checkpoint replaces all values of the model before they are used.
+  bool values_follow = false;
   // Once all ranks have the same model, this rank trains by itself (`--mock comm`), and nothing is collective.
   bool alone = false;
 };

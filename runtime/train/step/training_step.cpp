@@ -57,11 +57,11 @@ void warn_of_sum(const at::Tensor& loss, const RunServices& run) {
       sum, ranks, ranks);
 }
 
-// Lays out the parameters with rank 0's values on every rank.
+// Lays out the parameters with rank 0's values on every rank, unless those of a checkpoint follow.
 FlatParameters flat_parameters(const torch::nn::Module& model, const std::vector<std::string>& models,
-                               comm::Communicator& communicator, const ParameterTypes& types) {
-  broadcast_model(model, communicator);
-  FlatParameters parameters(model, communicator, types);
+                               comm::Communicator& communicator, const StepOptions& options) {
+  if (!options.values_follow) broadcast_model(model, communicator);
+  FlatParameters parameters(model, communicator, parameter_types(options), options.values_follow);
   parameters.number_models(models);
   return parameters;
 }
@@ -134,7 +134,7 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
       non_finite_(run_, options.stop_on_non_finite),
       window_(options.aggregation_frequency, options.average_aggregated_gradients),
       models_(wrapped.models),
-      parameters_(flat_parameters(*model_, wrapped.models, run_.device_communicator, parameter_types(options))),
+      parameters_(flat_parameters(*model_, wrapped.models, run_.device_communicator, options)),
       fusion_(parameters_, run_, fusion_options(options, run_.communicator.world_size())),
       optimizer_(flat_optimizer(wrapped, parameters_, options.ema)),
       exchange_(parameters_, run_.communicator, run_.device_communicator, run_.recorder),
@@ -158,7 +158,8 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
                        .scaling_report = begin_report(options)},
                       {.gradient_norms = gradient_norms_,
                        .before_update = before_update_,
-                       .is_settled = [this] { return memory_format_.settled(); }},
+                       .is_settled = [this] { return memory_format_.settled(); },
+                       .values_follow = options.values_follow},
                       options)),
       hooks_(parameters_, exchange_),
       may_keep_narrow_gradients_(may_keep_narrow_gradients(options, run_.world) && parameters_.memory().on_host() &&
@@ -433,7 +434,7 @@ std::vector<at::Tensor> TrainingStep::weight_averages() {
 }
 
 void TrainingStep::visit(StateVisitor& visitor) {
-  if (!visitor.replaces()) parameters_.take_over(watch_.written());
+  if (!visitor.replaces()) take_over_written();
   ModelState rest(*model_);
   mode_->begin_visit(visitor);
   if (visitor.needs_shared()) visitor.part("parameters", parameters_);

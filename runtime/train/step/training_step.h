@@ -112,7 +112,7 @@ class TrainingStep : private CapturableStep {
   // While this object lives, the model's tensors hold the values that training updates, in their type. Between two
   // batches.
   FlatParameters::ValuesInModel values_in_model() {
-    parameters_.take_over(watch_.written());
+    take_over_written();
     return FlatParameters::ValuesInModel(parameters_);
   }
 
@@ -136,6 +136,10 @@ class TrainingStep : private CapturableStep {
   const GradientNorms& gradient_norms() const { return gradient_norms_; }
 
  private:
+  // Finds writes of the model only where it has copies: while the watch looks closer, it reads all parameters.
+  void take_over_written() {
+    if (parameters_.computes_with_copies()) parameters_.take_over(watch_.written());
+  }
   bool settled() override;
   void begin_capture() override;
   void end_capture() override;
