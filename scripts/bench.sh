@@ -22,6 +22,8 @@ if [ -x "$bin/dtrain-worker" ]; then
   "${DTRAIN_PEERS_PYTHON:-.deps/peers/bin/python}" -B tests/bench/loader_cost.py "$bin" --json --rounds 3
 fi
 if [ -x "$bin/synthetic" ]; then
+  printf 'board '
+  "${DTRAIN_PEERS_PYTHON:-.deps/peers/bin/python}" -B tests/bench/bench_board.py "$bin" --json
   printf 'deep_window '
   "${DTRAIN_PEERS_PYTHON:-.deps/peers/bin/python}" -B tests/bench/deep_window.py "$bin" --json
 fi

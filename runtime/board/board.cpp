@@ -20,8 +20,11 @@
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
+#include "dtrain/base/untrusted.h"
 #include "dtrain/host/network.h"
 #include "dtrain/rank/environment.h"
+#include "launch_again.h"
+#include "logged.h"
 #include "queue.h"
 #include "run_index.h"
 #include "run_views.h"
@@ -71,7 +74,8 @@ class Answers {
       : clock_(clock),
         control_(options.control),
         index_(options.folders, cache_of(options.folders), clock),
-        live_(clock) {}
+        live_(clock),
+        curves_(clock) {}
 
   Response answer(const Request& request) {
     if (request.method == "POST") return act(request);
@@ -158,8 +162,14 @@ class Answers {
     const std::size_t slash = std::min(rest.find('/'), rest.size());
     const rank::RunFolder folder = index_.find(rest.substr(0, slash));
     const std::string part = rest.substr(slash);
-    if (part.empty()) return json(describe_run(folder, clock_));
-    if (part == "/curves") return json(curves_of_run(folder, clock_));
+    const auto step = [&] { return to_number<std::int64_t>(request.value("step")).value_or(-1); };
+    if (part.empty()) return json(described(rest.substr(0, slash), folder));
+    if (part == "/curves") return {.body = curves_.curves(folder)};
+    if (part == "/logged") return json(logged_.list(folder));
+    if (part == "/histogram") return json(logged_.histogram(folder, request.value("name"), step()));
+    if (part == "/picture") {
+      return {.type = "image/png", .body = logged_.picture(folder, request.value("name"), step())};
+    }
     if (part == "/live") return json(live_.view(folder));
     if (part == "/analysis") return {.body = analyses_.analysis(folder)};
     if (part == "/log") {
@@ -174,13 +184,22 @@ class Answers {
     throw ConfigError("the board has nothing of a run under '" + part + "'");
   }
 
-  // POST /api/task/ID/kill
+  Json described(const std::string& id, const rank::RunFolder& folder) {
+    Json about = describe_run(folder, index_.line(id), clock_);
+    about["control"] = control_;
+    return about;
+  }
+
+  // POST /api/task/ID/kill, /api/run/ID/launch, /api/run/ID/continue
   Response act(const Request& request) {
     const std::vector<std::string> parts = split(request.path, '/');
-    if (parts.size() != 5 || parts[1] != "api" || parts[2] != "task") {
-      throw ConfigError("the board does not know " + request.path);
+    const bool has_form = parts.size() == 5 && parts[1] == "api";
+    if (has_form && parts[2] == "task") return json(act_on_task(clock_, parts[3], parts[4]));
+    if (has_form && parts[2] == "run" && (parts[4] == "launch" || parts[4] == "continue")) {
+      const auto how = parts[4] == "launch" ? Launch::kAgain : Launch::kContinue;
+      return json(launch_run(index_.find(parts[3]), how, parse_untrusted(request.body)));
     }
-    return json(act_on_task(clock_, parts[3], parts[4]));
+    throw ConfigError("the board does not know " + request.path);
   }
 
   const Clock& clock_;
@@ -188,6 +207,8 @@ class Answers {
   RunIndex index_;
   LiveViews live_;
   Analyses analyses_;
+  CurveViews curves_;
+  LoggedValues logged_;
 };
 
 // The first of SIGINT, SIGTERM and SIGHUP ends the board. Made before any thread, which inherits the mask.
@@ -253,8 +274,9 @@ ExitCode serve_board(const BoardOptions& options) {
   url += "/?token=" + token;
   std::printf("board       %s\n", url.c_str());
   for (const fs::path& folder : options.folders) std::printf("runs        %s\n", folder.c_str());
-  std::printf("may         %s\n", options.control ? "read, and kill, pause and activate tasks"
-                                                  : "read only (--control: also kill, pause and activate tasks)");
+  std::printf("may         %s\n", options.control ? "read, launch runs, and kill, pause and activate tasks"
+                                                  : "read only (--control: also launch runs, and kill, pause and "
+                                                    "activate tasks)");
   if (!base && options.address == "127.0.0.1" && std::getenv("SSH_CONNECTION")) {
     std::printf("from afar   ssh -L %s:127.0.0.1:%s %s   and then the same address\n", port.c_str(), port.c_str(),
                 host::host_identity().name.c_str());

@@ -5,6 +5,10 @@
 #include <cmath>
 #include <utility>
 
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/launcher/listed_run.h"
@@ -88,6 +92,14 @@ rank::RunFolder RunIndex::find(const std::string& id) const {
   return found->second.folder;
 }
 
+std::optional<KnownLine> RunIndex::line(const std::string& id) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = entries_.find(id);
+  if (found == entries_.end() || !found->second.line.contains("name"))
+    return std::nullopt;  // not read, or not readable
+  return KnownLine{found->second.line, found->second.settings};
+}
+
 Json RunIndex::list() const {
   const std::lock_guard lock(mutex_);
   Json runs = Json::array(), folders = Json::array();
@@ -119,6 +131,8 @@ Json RunIndex::differences() const {
 }
 
 void RunIndex::run() {
+  constexpr int kLowest = 19;
+  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), kLowest);  // of this thread
   for (;;) {
     look_for_runs();
     bool changed = false;

@@ -18,6 +18,7 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
 #include "dtrain/rank/run_folder.h"
+#include "run_views.h"
 
 namespace dtrain::board {
 
@@ -34,6 +35,8 @@ class RunIndex {
   // Returns {version, folders, reading: {done, total} or null, runs: [...], differs: [{key, values}]}. The values of a
   // difference are in the order of the runs.
   Json list() const;
+  // Empty: it was not read yet.
+  std::optional<KnownLine> line(const std::string& id) const;
   // ConfigError: no run in the folders has this name.
   rank::RunFolder find(const std::string& id) const;
 

@@ -11,11 +11,11 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/printable.h"
-#include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/launcher/listed_run.h"
 #include "dtrain/profile/run_records.h"
+#include "own_program.h"
 
 namespace dtrain::board {
 namespace {
@@ -26,9 +26,7 @@ using std::chrono::steady_clock;
 constexpr std::int64_t kLogPart = std::int64_t{256} << 10;
 constexpr std::int64_t kLogEnd = std::int64_t{64} << 10;
 constexpr auto kForgotten = std::chrono::minutes(1);
-constexpr std::size_t kMostAnalyses = 8;
-constexpr auto kLongestAnalysis = std::chrono::minutes(2);
-constexpr int kShareOfAnalysis = 20;  // an analysis that took 1 s is made again after 20
+constexpr int kShareOfMaking = 20;  // a text that took 1 s to make is made again after 20
 
 Json number(double value) {
   return std::isfinite(value) ? Json(value) : Json();
@@ -66,50 +64,24 @@ Json logs_of(const rank::RunFolder& folder) {
   return ranks;
 }
 
-std::int64_t state_of_records(const rank::RunFolder& folder) {
+// Returns a number that changes with the sizes and times of the files.
+std::int64_t state_of(const std::vector<fs::path>& files) {
   std::int64_t sum = 0;
   std::error_code code;
-  const auto add = [&](const fs::path& path) {
+  for (const fs::path& path : files) {
     const auto size = fs::file_size(path, code);
     if (!code) sum += static_cast<std::int64_t>(size);
     const auto time = fs::last_write_time(path, code);
     if (!code) sum += time.time_since_epoch().count();
-  };
-  add(folder.events());
-  for (const auto& entry : fs::directory_iterator(folder.profile(), code)) add(entry.path());
+  }
   return sum;
 }
 
-}  // namespace
-
-Json describe_run(const rank::RunFolder& folder, const Clock& clock) {
-  profile::Damage damage;
-  Json plan = profile::read_plan(folder.path, damage);
-  config::hide_variables(plan);
-  const analysis::ListedRun listed = launcher::list_run(folder, clock);
-  const analysis::RunHistory history = analysis::read_history(folder.path);
-  Json attempts = Json::array(), checkpoints = Json::array(), troubles = Json::array();
-  for (const auto& attempt : history.attempts) {
-    attempts.push_back(analysis::to_json(attempt));
-    attempts.back()["text"] = analysis::end_text(attempt);
-  }
-  for (const auto& checkpoint : history.checkpoints) checkpoints.push_back(analysis::to_json(checkpoint));
-  for (const auto& trouble : history.troubles) troubles.push_back(analysis::text_of(trouble));
+std::int64_t state_of_records(const rank::RunFolder& folder) {
+  std::vector<fs::path> files{folder.events()};
   std::error_code code;
-  Json settings = Json::object();
-  for (const auto& [key, value] : listed.line.settings) settings[key] = value;
-  return {{"line", analysis::to_json(listed.line)},
-          {"reference", rank::reference_of(folder)},
-          {"command", rank::own_command()},
-          {"settings", std::move(settings)},
-          {"plan", std::move(plan)},
-          {"attempts", std::move(attempts)},
-          {"checkpoints", std::move(checkpoints)},
-          {"troubles", std::move(troubles)},
-          {"logs", logs_of(folder)},
-          {"launcher_log", fs::exists(folder.launcher_log(), code)},
-          {"report", fs::exists(folder.path / "report.html", code)},
-          {"damage", damage.text().empty() ? Json() : Json(damage.text())}};
+  for (const auto& entry : fs::directory_iterator(folder.profile(), code)) files.push_back(entry.path());
+  return state_of(files);
 }
 
 Json curves_of_run(const rank::RunFolder& folder, const Clock& clock) {
@@ -123,6 +95,43 @@ Json curves_of_run(const rank::RunFolder& folder, const Clock& clock) {
           {"restarts", std::move(restarts)},
           {"metric", listed.line.metric.empty() ? Json() : Json(listed.line.metric)},
           {"smaller_is_better", listed.line.smaller_is_better}};
+}
+
+KnownLine line_of(const rank::RunFolder& folder, const Clock& clock) {
+  const analysis::RunLine line = launcher::list_run(folder, clock).line;
+  return {analysis::to_json(line), line.settings};
+}
+
+}  // namespace
+
+Json describe_run(const rank::RunFolder& folder, const std::optional<KnownLine>& known, const Clock& clock) {
+  profile::Damage damage;
+  Json plan = profile::read_plan(folder.path, damage);
+  config::hide_variables(plan);
+  const KnownLine line = known ? *known : line_of(folder, clock);
+  const analysis::RunHistory history = analysis::read_history(folder.path);
+  Json attempts = Json::array(), checkpoints = Json::array(), troubles = Json::array();
+  for (const auto& attempt : history.attempts) {
+    attempts.push_back(analysis::to_json(attempt));
+    attempts.back()["text"] = analysis::end_text(attempt);
+  }
+  for (const auto& checkpoint : history.checkpoints) checkpoints.push_back(analysis::to_json(checkpoint));
+  for (const auto& trouble : history.troubles) troubles.push_back(analysis::text_of(trouble));
+  std::error_code code;
+  Json settings = Json::object();
+  for (const auto& [key, value] : line.settings) settings[key] = value;
+  return {{"line", line.line},
+          {"reference", rank::reference_of(folder)},
+          {"command", rank::own_command()},
+          {"settings", std::move(settings)},
+          {"plan", std::move(plan)},
+          {"attempts", std::move(attempts)},
+          {"checkpoints", std::move(checkpoints)},
+          {"troubles", std::move(troubles)},
+          {"logs", logs_of(folder)},
+          {"launcher_log", fs::exists(folder.launcher_log(), code)},
+          {"report", fs::exists(folder.path / "report.html", code)},
+          {"damage", damage.text().empty() ? Json() : Json(damage.text())}};
 }
 
 Json log_lines_of(const rank::RunFolder& folder, int rank, std::int64_t from) {
@@ -173,37 +182,39 @@ Json LiveViews::view(const rank::RunFolder& folder) {
   return view;
 }
 
-std::string Analyses::analysis(const rank::RunFolder& folder) {
-  const std::int64_t signature = state_of_records(folder);
+std::string KeptTexts::get(const fs::path& run, std::int64_t signature, const std::function<std::string()>& make) {
   const auto known = [&]() -> std::optional<std::string> {
     const std::lock_guard lock(mutex_);
-    const auto found = items_.find(folder.path);
+    const auto found = items_.find(run);
     if (found == items_.end()) return std::nullopt;
-    const bool holds = found->second.signature == signature || steady_clock::now() < found->second.next;
+    found->second.asked = steady_clock::now();
+    const bool holds = found->second.signature == signature || found->second.asked < found->second.next;
     return holds ? std::optional(found->second.text) : std::nullopt;
   };
   if (auto text = known()) return *text;
-  const std::lock_guard one(running_);
+  const std::lock_guard one(making_);
   if (auto text = known()) return *text;  // another thread has asked for the same
   const auto began = steady_clock::now();
-  Pipe pipe = make_pipe(), errors = make_pipe();
-  const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  ProcessOptions options;
-  options.command = {executable_path().string(), "analyze", "--json", folder.path.string()};
-  options.fds = {{0, nothing.get()}, {1, pipe.writer.get()}, {2, errors.writer.get()}};
-  Process process = Process::start(options);
-  pipe.writer.reset();
-  errors.writer.reset();
-  const auto text = read_to_end(pipe.reader.get(), began + kLongestAnalysis);
-  if (!text) throw Error("dtrain analyze took longer than " + std::to_string(kLongestAnalysis.count()) + " minutes");
-  const auto said = read_to_end(errors.reader.get(), steady_clock::now() + std::chrono::seconds(1));
-  const ExitStatus status = process.wait();
-  if (!status.success()) throw Error("dtrain analyze: " + std::string(trimmed(said.value_or(status.describe()))));
+  std::string text = make();
+  const auto ended = steady_clock::now();
   const std::lock_guard lock(mutex_);
-  if (items_.size() >= kMostAnalyses) items_.erase(items_.begin());
-  const auto took = steady_clock::now() - began;
-  items_[folder.path] = {*text, signature, steady_clock::now() + kShareOfAnalysis * took};
-  return *text;
+  if (items_.size() >= most_ && !items_.contains(run)) {
+    items_.erase(std::ranges::min_element(items_, {}, [](const auto& item) { return item.second.asked; }));
+  }
+  items_[run] = {text, signature, ended + kShareOfMaking * (ended - began), ended};
+  return text;
+}
+
+std::string Analyses::analysis(const rank::RunFolder& folder) {
+  return kept_.get(folder.path, state_of_records(folder), [&] {
+    const Called called = call_dtrain({"analyze", "--json", folder.path.string()}, {.in_background = true});
+    return called.success ? called.output : to_line({{"error", "dtrain analyze: " + called.errors}});
+  });
+}
+
+std::string CurveViews::curves(const rank::RunFolder& folder) {
+  return kept_.get(folder.path, state_of({folder.events(), folder.metrics()}),
+                   [&] { return to_line(curves_of_run(folder, clock_)); });
 }
 
 }  // namespace dtrain::board

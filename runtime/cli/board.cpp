@@ -18,7 +18,7 @@ loads nothing from a network. Only who has the token in the printed address may 
 for example:
   dtrain board                       the runs under ./runs
   dtrain board ~/a/runs ~/b/runs     those of several projects
-  dtrain board --control             with buttons that stop, pause and activate tasks
+  dtrain board --control             also launch runs, and stop, pause and activate tasks
   dtrain board --port 8080           always at the same port, for an `ssh -L 8080:127.0.0.1:8080 HOST` from afar)";
 
 struct BoardArguments {
@@ -51,7 +51,7 @@ void add_board(CLI::App& app, ExitCode* exit_code) {
   command->add_option("--base-url", arguments->options.base_url,
                       "The address by which a proxy is reached that passes requests on: https://host/path");
   command->add_flag("--control", arguments->options.control,
-                    "Let the page kill, pause and activate tasks of this user");
+                    "Let the page launch runs, and kill, pause and activate tasks, as this user");
   command->add_flag("--open", arguments->options.open, "Open the page in the browser");
   command->footer(kBoardFooter);
   command->callback([arguments, exit_code] {

@@ -17,6 +17,7 @@
 #include "dtrain/base/crc32c.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
+#include "masked_crc.h"
 
 namespace dtrain::profile {
 namespace {
@@ -56,11 +57,6 @@ std::string png_of(const Picture& picture) {
   }
   file.resize(size);
   return file;
-}
-
-// Returns a CRC as TFRecord stores it, because its data may contain CRCs: rotated, with a constant added.
-std::uint32_t masked(std::uint32_t crc) {
-  return std::rotr(crc, 15) + 0xa282ead8u;
 }
 
 template <typename T>

@@ -130,6 +130,10 @@ std::string Damage::text() const {
   return first_.front() + (count_ > 1 ? " (and " + std::to_string(count_ - 1) + " more)" : "");
 }
 
+std::optional<Json> parse_record(RecordFile file, std::string_view line, std::int64_t number, Damage& damage) {
+  return parse_record(file, line, name_of(file) + (":" + std::to_string(number)), damage);
+}
+
 std::optional<Json> parse_record(RecordFile file, std::string_view line, const std::string& place, Damage& damage) {
   if (trimmed(line).empty()) return std::nullopt;
   try {
@@ -146,17 +150,14 @@ std::optional<Json> parse_record(RecordFile file, std::string_view line, const s
   }
 }
 
-Damage read_records(const fs::path& folder, RecordFile file, const std::function<void(Json&&)>& use) {
+Damage read_lines(const fs::path& folder, RecordFile file, const LineUse& use) {
   Damage damage;
   const std::string name = name_of(file);
   if (!is_there(folder / name)) return damage;
   try {
     FileLines lines(open_regular(folder / name, kLargestFile));
     bool cut_off = false;
-    for (std::string_view line; lines.next(line, cut_off);) {
-      auto json = parse_record(file, line, name + ":" + std::to_string(lines.number()), damage);
-      if (json) use(std::move(*json));
-    }
+    for (std::string_view line; lines.next(line, cut_off);) use(line, lines.number(), damage);
     if (lines.too_long()) {
       damage.add(name + ":" + std::to_string(lines.number() + 1) + ": longer than " +
                  format_bytes(FileLines::kLongestLine) + "; it and what follows it is not read");
@@ -165,6 +166,12 @@ Damage read_records(const fs::path& folder, RecordFile file, const std::function
     damage.add(error.what());
   }
   return damage;
+}
+
+Damage read_records(const fs::path& folder, RecordFile file, const std::function<void(Json&&)>& use) {
+  return read_lines(folder, file, [&](std::string_view line, std::int64_t number, Damage& damage) {
+    if (auto json = parse_record(file, line, number, damage)) use(std::move(*json));
+  });
 }
 
 Json read_plan(const fs::path& folder, Damage& damage) {

@@ -225,6 +225,49 @@ TEST_F(CurvesTest, ABatchThatComesAgainTakesThePlaceOfWhatFollowed) {
   EXPECT_THAT(batches(*run.find(CurveKind::kValidation, "loss")), ElementsAre(10, 20, 30, 40, 50));
 }
 
+// read_listed_run() reads usual lines without a tree of their values. Each line is usual, or unusual in its own way.
+TEST_F(CurvesTest, LinesAreReadQuicklyAsTheyAreReadWhole) {
+  events(started(0, 1, 0));
+  const std::string time = utc(30);
+  std::string lines = training(10, 10, R"({"loss":0.1,"accuracy":1e-300})", 64) +
+                      training(11, 20, R"({"loss":"nan","norm":"-inf","large":18446744073709551615})", 64) +
+                      validation(12, 20, R"({"loss":3,"accuracy":-0.0})") + "\n[1]\n{\"kind\":\"training\"}\n" +
+                      training(13, 30, R"({"loss":1,"loss":2})") +                      // a name that is there twice
+                      training(14, 40, R"({"loss":{"a":1},"b":null,"c":"x","d":5})") +  // values that are none
+                      training(15, 35, R"({"loss":7})") +                               // a batch that comes again
+                      training(16, 50, "{}") + training(17, 60, "3");
+  for (const char* const members :
+       {R"("kind":"training","kind":"validation","batch":70,"metrics":{"loss":1})",
+        R"("kind":"training","batch":80,"samples":1.5,"metrics":{"loss":1})",
+        R"("kind":"training","batch":81,"samples":"many","learning_rate":[1],"metrics":{"loss":1})",
+        R"("kind":"training","batch":9223372036854775807,"metrics":{"loss":1})",
+        R"("kind":"training","batch":8.5,"gradient_norm":"inf","metrics":{"loss":1})",
+        R"("kind":7,"batch":90,"metrics":{"loss":1})", R"("batch":91,"metrics":{"loss":1})",
+        R"("kind":"training","batch":92,"learning_rate":"low","metrics":{"loss":1e999})",
+        R"("kind":"training","batch":93,"metrics":{"loss":1},"metrics":4)",
+        R"("kind":"training","batch":94,"other":{"deep":[1]},"epoch":"x","metrics":{"loss":0.30000000000000004}})"
+        R"( )"}) {
+    lines += R"({"time":")" + time + R"(",)" + members + "}\n";
+  }
+  metrics(lines + "{\"kind\":\"training\",\"batch\":100,\"metrics\":{\"lo");
+  profile::Damage damage = profile::read_events(folder_.path(), [](Json&&) {});
+  damage.add(profile::read_records(folder_.path(), profile::RecordFile::kMetrics, [](Json&&) {}));
+  const RunCurves whole = read();
+  const ListedRun quick = read_listed_run(folder_.path(), std::nullopt);
+  EXPECT_EQ(quick.line.damage, damage.text());
+  ASSERT_EQ(quick.curves.curves.size(), whole.curves.size());
+  for (std::size_t i = 0; i < whole.curves.size(); ++i) {
+    const Curve &curve = quick.curves.curves[i], &expected = whole.curves[i];
+    EXPECT_EQ(curve.kind, expected.kind);
+    EXPECT_EQ(curve.name, expected.name);
+    ASSERT_EQ(batches(curve), batches(expected)) << curve.name;
+    for (std::size_t j = 0; j < curve.points.size(); ++j) {
+      EXPECT_THAT(curve.points[j].last, testing::NanSensitiveDoubleEq(expected.points[j].last));
+      EXPECT_EQ(curve.points[j].seconds, expected.points[j].seconds);
+    }
+  }
+}
+
 TEST_F(CurvesTest, ThroughputIsThatBetweenTwoLinesOfAnAttempt) {
   events(started(0, 1, 0) + event(100, "attempt_failed") + started(200, 2, 30));
   metrics(training(50, 10, R"({"loss":1})", 1000) +   // with the start of the processes: no throughput

@@ -7,9 +7,12 @@ import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import unittest
+import urllib.parse
+import zlib
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -20,7 +23,41 @@ from harness import BUILD, Workplace, environment, main, wait_until, write_exper
 
 BROWSER = "/usr/bin/chromium"
 CHROMIUM = ("--no-sandbox", "--disable-background-networking", "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1")
+MUCH = 100_000  # milliseconds that a page may take on a loaded machine
 HOSTILE = "<script>document.title = 'taken'</script>\x1b[31m"
+
+
+def grey_png(value, side=8):
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    rows = b"".join(b"\0" + bytes([value] * side) for _ in range(side))
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)) + chunk(b"IDAT", zlib.compress(rows)) +
+            chunk(b"IEND", b""))
+
+
+def write_events(run, number, *events):
+    """An event file of the run, by TensorBoard's own library. Of each event: step, name, and a PNG file, a histogram's values, or a number."""
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+    folder = run / "tensorboard" / "metrics"
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / f"events.out.tfevents.{number:010}.run", "ab") as file:
+        writer = RecordWriter(file)
+        for step, name, content in events:
+            event = Event(wall_time=1e9, step=step)
+            if content is None:
+                event.session_log.status = SessionLog.START
+            elif isinstance(content, bytes):
+                event.summary.value.append(Summary.Value(tag=name, image=Summary.Image(height=8, width=8, colorspace=1, encoded_image_string=content)))
+            elif isinstance(content, list):
+                bins = HistogramProto(min=min(content), max=max(content), num=len(content), sum=sum(content), sum_squares=0,
+                                      bucket_limit=sorted(content), bucket=[1] * len(content))
+                event.summary.value.append(Summary.Value(tag=name, histo=bins))
+            else:
+                event.summary.value.append(Summary.Value(tag=name, simple_value=content))
+            writer.write(event.SerializeToString())
+        return file.name
 
 
 class Board:
@@ -46,9 +83,10 @@ class Board:
             connection.putheader("Content-Length", str(len(body or "")))
         connection.endheaders((body or "").encode() if method == "POST" else None)
         answer = connection.getresponse()
-        text = answer.read().decode()
+        content = answer.read()
         connection.close()
-        return answer.status, dict(answer.getheaders()), text
+        is_picture = answer.getheader("Content-Type") == "image/png"
+        return answer.status, dict(answer.getheaders()), content if is_picture else content.decode()
 
     def json(self, path):
         status, _, text = self.ask(path)
@@ -57,6 +95,9 @@ class Board:
 
     def post(self, path, **options):
         return self.ask(path, "POST", origin=f"http://127.0.0.1:{self.port}", **options)
+
+    def logged(self, run, part, name, step):
+        return self.ask(f"/api/run/{run}/{part}?" + urllib.parse.urlencode({"name": name, "step": step}))
 
     def end(self):
         self.process.send_signal(signal.SIGTERM)
@@ -125,6 +166,7 @@ class Server(Case):
     def test_control_is_given_to_its_own_page_alone(self):
         board = self.board()
         self.assertEqual(board.post("/api/task/1/kill")[0], 403)  # it only shows
+        self.assertEqual(board.post("/api/run/0001-first/launch", body='{"set":[]}')[0], 403)
         board.end()
         board = self.board("--control")
         for origin in (None, "null", "http://evil.example", f"http://127.0.0.1:{int(board.port) + 1}"):
@@ -133,6 +175,7 @@ class Server(Case):
         self.assertEqual(board.post("/api/task/123456/kill")[0], 404)
         self.assertEqual(board.post("/api/task/x/kill")[0], 404)
         self.assertEqual(board.ask("/api/task/1/kill", "DELETE")[0], 405)
+        self.assertEqual(board.ask("/api/run/0001-first/launch", "POST", origin="http://evil.example", body="{}")[0], 403)
         self.assertEqual(board.post("/api/task/1/kill", body="x" * 100_000)[0], 413)
 
     def test_a_task_is_paused_activated_and_stopped(self):
@@ -192,6 +235,84 @@ class Server(Case):
         self.assertEqual(board.json(f"/api/run/0001-first/log?rank=0&from={end['next']}")["lines"], ["no end yet; here it is"])
         self.assertEqual(board.ask("/api/run/0001-first/log?rank=7")[0], 404)
 
+    def test_pictures_and_histograms_are_those_that_count(self):
+        board = self.board()
+        run = self.runs / "0005-logs"
+        write_run(run, name="logs", steps=60)
+        before = [(step, "loss", 0.5) for step in range(1, 2000)]
+        write_events(run, 1, *before, (10, "samples", grey_png(10)), (20, "samples", grey_png(20)), (30, "samples", grey_png(30)),
+                     (10, "weights", [-1.0, 0.5, 3.0]), (40, "weights", [0.0]), (30, HOSTILE, grey_png(1)))
+        file = write_events(run, 2, (30, "", None), (30, "samples", grey_png(31)), (40, "samples", b"no picture"))
+        wait_until(lambda: "0005-logs" in rows(board), "the run")
+
+        def steps():
+            return {(value["kind"], value["name"]): value["steps"] for value in board.json("/api/run/0005-logs/logged")["values"]}
+        self.assertEqual(steps(), {("picture", "samples"): [10, 20, 30, 40], ("histogram", "weights"): [10]})
+        for step, value in ((10, 10), (20, 20), (30, 31)):  # the second file went on from batch 30
+            status, headers, picture = board.logged("0005-logs", "picture", "samples", step)
+            self.assertEqual((status, headers["Content-Type"], picture), (200, "image/png", grey_png(value)))
+        histogram = json.loads(board.logged("0005-logs", "histogram", "weights", 10)[2])
+        self.assertEqual([histogram[key] for key in ("least", "greatest", "count", "limits", "counts")],
+                         [-1, 3, 3, [-1, 0.5, 3], [1, 1, 1]])
+        self.assertIn("is no PNG file", board.logged("0005-logs", "picture", "samples", 40)[2])
+        for part, name, step in (("picture", "samples", 11), ("picture", "weights", 10), ("histogram", "samples", 10), ("picture", "none", 1)):
+            self.assertEqual(board.logged("0005-logs", part, name, step)[0], 404)
+        whole = Path(write_events(run, 3, (50, HOSTILE, grey_png(50)))).read_bytes()
+        Path(file).with_name("events.out.tfevents.0000000003.run").unlink()
+        with open(file, "ab") as events:  # an event comes in two parts
+            events.write(whole[:len(whole) // 2])
+            events.flush()
+            self.assertNotIn(("picture", HOSTILE), steps())
+            events.write(whole[len(whole) // 2:])
+            events.flush()
+            self.assertEqual(steps()["picture", HOSTILE], [50])
+            events.write(b"\xff" * 1000)
+        write_events(run, 4, (60, "samples", grey_png(60)))
+        self.assertEqual(steps()["picture", "samples"][-1], 60)
+        many = [(100 + number, "many", grey_png(number % 256)) for number in range(2500)]
+        write_events(run, 5, *many)
+        found = steps()["picture", "many"]
+        self.assertLessEqual(len(found), 1000)
+        self.assertEqual(found[-1], 2599)
+        self.assertEqual(board.json("/api/run/0001-first/logged"), {"values": []})
+        subprocess.run(["rm", "-r", str(run)], check=True)
+
+    def test_a_run_is_launched_again_and_continued(self):
+        board = self.board("--control")
+        before = set(rows(board))
+        self.assertEqual(self.start_run(batches=40).wait(120), 0)
+        wait_until(lambda: set(rows(board)) - before, "the run")
+        run = max(set(rows(board)) - before)
+        path = f"/api/run/{run}"
+
+        def post(action, *settings):
+            status, _, text = board.post(f"{path}/{action}", body=json.dumps({"set": settings}))
+            self.assertEqual(status, 200, text)
+            return json.loads(text)
+        for settings in (["no key"], ["=1"], [7], ["hyperparameters.width=64", "resources.slots=1"]):
+            answer = post("launch", *settings)
+            self.assertFalse(answer["launched"], answer)
+        self.assertIn("resources.slots", answer["text"])
+        self.assertIn("length", post("continue")["text"])  # it is complete
+        answer = post("launch", "hyperparameters.width=32")
+        self.assertTrue(answer["launched"], answer)
+        wait_until(lambda: set(rows(board)) - before - {run}, "the new run")
+        new = (set(rows(board)) - before - {run}).pop()
+        self.end_of(board, new)
+        plan = json.loads((self.runs / new / "plan.json").read_text())
+        self.assertEqual(plan["experiment"]["hyperparameters"]["width"], 32)
+        self.assertEqual(plan["experiment"]["searcher"]["max_length"], {"batches": 40})
+        answer = post("continue", "searcher.max_length.batches=80", "resources.slots_per_trial=2")
+        self.assertTrue(answer["launched"], answer)
+        wait_until(lambda: json.loads((self.runs / run / "plan.json").read_text())["world_size"] == 2, "the continuation")
+        self.end_of(board, run, batches=80)
+        self.assertEqual(set(rows(board)) - before, {run, new})  # it went on in its own folder
+
+    def end_of(self, board, run, batches=40):
+        wait_until(lambda: (row := rows(board)[run]).get("state") == "done" and row["batches"] == batches and "now" not in row, "the end of the run")
+        # Its launcher writes the report after that.
+        wait_until(lambda: not [task for task in board.json("/api/queue")["tasks"] if not task["ended"]], "the end of its task")
+
     def test_what_was_read_is_kept(self):
         board = self.board()
         wait_until(lambda: board.json("/api/runs")["reading"] is None, "all runs")
@@ -247,7 +368,7 @@ class Page(Case):
     def open(self, board, view="", width=1280, **options):
         """A page that fails the test for anything it complains about or fetches elsewhere."""
         context = self.browser.new_context(viewport={"width": width, "height": 900}, **options)
-        context.set_default_timeout(100_000)  # a loaded machine takes its time
+        context.set_default_timeout(MUCH)
         self.addCleanup(context.close)
         page = context.new_page()
         troubles = []
@@ -303,8 +424,77 @@ class Page(Case):
               return new Set(new Uint32Array(data.buffer)).size;
             }""")
             self.assertGreater(colours, 3)
+            self.audit(page)
             page.get_by_label("Search the log").fill("line 2998")
             self.assertEqual(page.locator(".log mark").count(), 1)
+
+    def test_the_runs_fit_the_page(self):
+        board = self.board()
+        wait_until(lambda: board.json("/api/runs")["reading"] is None, "all runs")
+        for width, scheme in ((1280, "dark"), (400, "light")):
+            page = self.open(board, width=width, color_scheme=scheme)
+            page.locator("td .state").nth(2).wait_for()
+            room, needed = page.locator(".scroll").evaluate("place => [place.clientWidth, place.scrollWidth]")
+            self.assertLessEqual(needed, room, f"a page of {width} pixels")
+            self.assertTrue(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
+            self.audit(page)
+
+    def test_pictures_are_turned_over_by_keyboard(self):
+        run = self.runs / "0006-pictures"
+        write_run(run, name="pictures", steps=60)
+        write_events(run, 1, *((step, "samples", grey_png(step)) for step in (10, 20, 30)), (10, "weights", [-1.0, 0.5, 3.0]))
+        board = self.board()
+        wait_until(lambda: "0006-pictures" in rows(board), "the run")
+        page = self.open(board, "#/run/0006-pictures", width=400)
+        page.get_by_role("img", name="samples, batch 30").wait_for()
+        self.assertEqual(page.get_by_role("img", name="samples").evaluate("picture => picture.naturalWidth"), 8)
+        page.get_by_role("img", name="Histogram of weights, from -1 to 3").wait_for()
+        self.assertEqual(page.locator(".histogram rect").count(), 40)
+        slider = page.get_by_label("Batch of samples")
+        slider.focus()
+        page.keyboard.press("ArrowLeft")
+        page.get_by_role("img", name="samples, batch 20").wait_for()
+        page.keyboard.press("End")
+        page.get_by_role("img", name="samples, batch 30").wait_for()
+        self.audit(page)
+
+    def test_a_launch_that_is_refused_says_why(self):
+        page = self.open(self.board("--control"), "#/run/0001-first")
+        button = page.get_by_role("button", name="Launch a new run")
+        button.wait_for()
+        page.get_by_label("Changed keys").fill("no key")
+        button.focus()
+        page.keyboard.press("Enter")
+        page.get_by_text("'no key' changes no key").wait_for()
+        self.audit(page)
+
+    def audit(self, page):
+        """What a screen reader needs: names of controls and pictures, headings in their order, one place for each id."""
+        problems = page.evaluate("""async () => {
+          await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));  // what observes sizes has done so
+          const problems = [], shown = (element) => element.checkVisibility();
+          const name = (element) => element.getAttribute('aria-label') || [...(element.labels || [])].map((label) => label.textContent).join(' ') || element.textContent;
+          for (const element of document.querySelectorAll('button, input, select, textarea, a[href]')) {
+            if (shown(element) && !name(element).trim()) problems.push(`no name: ${element.outerHTML.slice(0, 100)}`);
+          }
+          for (const element of document.querySelectorAll('img:not([alt]), [role=img]:not([aria-label]), [role=group]:not([aria-label])')) {
+            problems.push(`no text: ${element.outerHTML.slice(0, 100)}`);
+          }
+          let level = 0;
+          for (const heading of document.querySelectorAll('h1, h2, h3, h4')) {
+            if (!shown(heading)) continue;
+            const next = Number(heading.tagName[1]);
+            if (next > level + 1) problems.push(`${heading.tagName} '${heading.textContent}' follows H${level}`);
+            level = next;
+          }
+          const ids = [...document.querySelectorAll('[id]')].map(({id}) => id);
+          if (new Set(ids).size !== ids.length) problems.push('an id is there twice');
+          for (const place of document.querySelectorAll('.scroll')) {
+            if (shown(place) && place.scrollWidth > place.clientWidth && place.tabIndex < 0) problems.push(`not scrolled by keyboard: ${place.getAttribute('aria-label')}`);
+          }
+          return problems;
+        }""")
+        self.assertEqual(problems, [])
 
     def test_runs_side_by_side(self):
         board = self.board()
@@ -315,14 +505,15 @@ class Page(Case):
         page.locator("canvas").first.wait_for()
         self.assertEqual(page.locator(".keys li").count(), 2)
         page.get_by_role("cell", name="hyperparameters.learning_rate").wait_for()
+        self.audit(page)
         count = page.evaluate("[...repainters].length")
         self.assertEqual(count, 1)
 
     def test_a_run_is_followed_while_it_trains_and_after_it_was_killed(self):
         launch = self.start_run()
         board = self.board()
-        wait_until(lambda: any(run["name"] == "watched" for run in rows(board).values()), "the run")
-        run = max(run for run, row in rows(board).items() if row["name"] == "watched")
+        wait_until(lambda: any(run.get("name") == "watched" for run in rows(board).values()), "the run")
+        run = max(run for run, row in rows(board).items() if row.get("name") == "watched")
         page = self.open(board, f"#/run/{run}")
         page.locator(".state.running").first.wait_for()
         batches = page.locator(".facts dd").first

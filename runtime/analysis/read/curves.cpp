@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <tuple>
+#include <utility>
 
 #include "dtrain/base/json.h"
 #include "read/json_fields.h"
@@ -155,38 +155,46 @@ void CurveReader::add(const Json& line) {
   const std::string kind = text(line, "kind");
   const auto metrics = line.find("metrics");
   if ((kind != "training" && kind != "validation") || metrics == line.end() || !metrics->is_object()) return;
-  const std::int64_t batch = std::max<std::int64_t>(0, integer(line, "batch"));
-  const bool training = kind == "training";
-  if (batch < last_batch_ || (training && batch == last_training_)) take_back(batch);
-  const double seconds = clock_.seconds(batch, seconds_of_utc(text(line, "time")));
-  seconds_ = std::max(seconds_, seconds);
-  for (const auto& [name, value] : metrics->items()) {
-    const auto number = number_of(value);
-    if (number) add_value(training ? CurveKind::kTraining : CurveKind::kValidation, name, batch, seconds, *number);
+  MetricsLine read{.is_training = kind == "training",
+                   .batch = integer(line, "batch"),
+                   .samples = integer(line, "samples"),
+                   .time_s = seconds_of_utc(text(line, "time"))};
+  for (const auto& [key, value] :
+       {std::pair("learning_rate", &read.learning_rate), std::pair("gradient_norm", &read.gradient_norm)}) {
+    if (const auto found = line.find(key); found != line.end()) *value = number_of(*found);
   }
-  if (training) {
-    add_training(line, batch, seconds);
+  for (const auto& [name, value] : metrics->items()) {
+    if (const auto number = number_of(value)) read.metrics.emplace_back(name, *number);
+  }
+  add(read);
+}
+
+void CurveReader::add(const MetricsLine& line) {
+  const std::int64_t batch = std::max<std::int64_t>(0, line.batch);
+  if (batch < last_batch_ || (line.is_training && batch == last_training_)) take_back(batch);
+  const double seconds = clock_.seconds(batch, line.time_s);
+  seconds_ = std::max(seconds_, seconds);
+  const CurveKind kind = line.is_training ? CurveKind::kTraining : CurveKind::kValidation;
+  for (const auto& [name, value] : line.metrics) add_value(kind, name, batch, seconds, value);
+  if (line.is_training) {
+    add_training(line, seconds);
   } else if (batch == last_training_ && since_) {
     since_ = seconds;  // a validation directly after a training line is not part of the next one
   }
   last_batch_ = batch;
 }
 
-void CurveReader::add_training(const Json& line, std::int64_t batch, double seconds) {
-  for (const auto& [key, kind, name] : {std::tuple("learning_rate", CurveKind::kLearningRate, kLearningRateName),
-                                        std::tuple("gradient_norm", CurveKind::kGradientNorm, kGradientNormName)}) {
-    const auto found = line.find(key);
-    if (found == line.end()) continue;
-    if (const auto value = number_of(*found)) add_value(kind, name, batch, seconds, *value);
-  }
+void CurveReader::add_training(const MetricsLine& line, double seconds) {
+  const std::int64_t batch = std::max<std::int64_t>(0, line.batch);
+  if (line.learning_rate) add_value(CurveKind::kLearningRate, kLearningRateName, batch, seconds, *line.learning_rate);
+  if (line.gradient_norm) add_value(CurveKind::kGradientNorm, kGradientNormName, batch, seconds, *line.gradient_norm);
   // The first line of an attempt also has samples from before its start, and the time to start.
   if (clock_.attempt() != attempt_) since_.reset();
   attempt_ = clock_.attempt();
-  const auto samples = integer(line, "samples");
-  if (since_ && seconds > *since_ && samples > 0) {
-    add_value(CurveKind::kThroughput, kThroughputName, batch, seconds,
-              static_cast<double>(samples) / (seconds - *since_));
-    samples_ += static_cast<double>(samples);
+  if (since_ && seconds > *since_ && line.samples > 0) {
+    const auto samples = static_cast<double>(line.samples);
+    add_value(CurveKind::kThroughput, kThroughputName, batch, seconds, samples / (seconds - *since_));
+    samples_ += samples;
     samples_s_ += seconds - *since_;
   }
   since_ = seconds;

@@ -9,6 +9,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/profile/run_records.h"
 #include "read/json_fields.h"
+#include "read/metrics_file.h"
 
 namespace dtrain::analysis {
 
@@ -61,8 +62,7 @@ ListedRun read_listed_run(const fs::path& run_dir, std::optional<double> now_s) 
   std::vector<Json> events;
   damage.add(profile::read_events(run_dir, [&](Json&& event) { events.push_back(std::move(event)); }));
   CurveReader reader(history_of(events).attempts);
-  damage.add(
-      profile::read_records(run_dir, profile::RecordFile::kMetrics, [&](const Json& line) { reader.add(line); }));
+  damage.add(read_metrics(run_dir, reader));
   ListedRun listed{{}, reader.curves()};
   RunLine& run = listed.line;
   run.damage = damage.text();

@@ -16,7 +16,17 @@ const svg = (tag, attributes) => {
 
 const stateBadge = (state) => make('span', {className: `state ${state || ''}`, textContent: state || 'unknown'});
 const hrefOf = (id) => `#/run/${encodeURIComponent(id)}`;
-const when = (seconds) => seconds ? new Date(seconds * 1000).toLocaleString([], {dateStyle: 'short', timeStyle: 'short'}) : '-';
+const dates = new Intl.DateTimeFormat([], {month: 'short', day: 'numeric', hour: '2-digit', minute: '2-digit', hourCycle: 'h23'});
+const when = (seconds) => seconds ? dates.format(seconds * 1000) : '-';
+
+// Chart.js is loaded once a view has charts: the list of runs has none.
+let charting = null;
+function loadCharts() {
+  charting ??= new Promise((done, fail) => {
+    document.head.append(make('script', {src: 'chart.js', onload: done, onerror: () => fail(new Error('chart.js cannot be loaded'))}));
+  });
+  return charting;
+}
 
 // Numbers of metrics: as many digits as tell values apart.
 function digits(value) {
@@ -77,7 +87,30 @@ function tableOf(columns, rows) {
       return make('td', {className: [column.number && 'number', column.wide && 'wide'].filter(Boolean).join(' ')}, value ?? '-');
     })));
   }
-  return make('div', {className: 'scroll'}, make('table', {}, make('thead', {}, head), body));
+  return scrolling(make('table', {}, make('thead', {}, head), body), `Table by ${columns.find(({title}) => title)?.title}`);
+}
+
+// A table that is wider than its place is scrolled in there, by keyboard too.
+function scrolling(table, name) {
+  const place = make('div', {className: 'scroll'}, table);
+  place.setAttribute('role', 'group');
+  place.setAttribute('aria-label', name);
+  new ResizeObserver(() => {
+    if (place.scrollWidth > place.clientWidth) place.tabIndex = 0;
+    else place.removeAttribute('tabindex');
+  }).observe(table);
+  return place;
+}
+
+// Puts new contents in the place of old ones; tables stay scrolled and focused as they were.
+function redraw(place, ...children) {
+  const before = [...place.querySelectorAll('.scroll')];
+  const lefts = before.map(({scrollLeft}) => scrollLeft), focus = before.indexOf(document.activeElement);
+  place.replaceChildren(...children);
+  place.querySelectorAll('.scroll').forEach((table, i) => {
+    if (lefts[i]) table.scrollLeft = lefts[i];
+    if (i === focus) { table.tabIndex = 0; table.focus({preventScroll: true}); }
+  });
 }
 
 function copyLine(text) {

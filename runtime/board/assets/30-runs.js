@@ -6,31 +6,44 @@ const bestOf = (run) => run.best_metric?.value;
 const lastOf = (run) => run.last_metric?.value ?? run.loss?.value;
 const stateOf = (run) => run.now?.state || run.state;
 
+// `narrow`: also shown on a narrow page. `live`: only while a run trains.
 const runColumns = [
-  {key: 'id', title: 'run', value: (run) => run.number ?? run.id, cell: (run) => make('a', {href: hrefOf(run.id), textContent: run.number ?? run.id})},
-  {key: 'name', title: 'name', value: (run) => run.name || '', cell: (run) => run.name || '-'},
-  {key: 'state', title: 'state', value: (run) => stateOf(run) || '', cell: (run) => stateBadge(stateOf(run))},
-  {key: 'progress', title: 'progress', value: (run) => run.now?.left_s ?? null, cell: progressCell},
+  {key: 'id', narrow: true, title: 'run', value: (run) => run.number ?? run.id, cell: (run) => make('a', {href: hrefOf(run.id), textContent: run.number ?? run.id})},
+  {key: 'name', narrow: true, wide: true, title: 'name', value: (run) => run.name || '', cell: (run) => run.name || '-'},
+  {key: 'state', narrow: true, title: 'state', value: (run) => stateOf(run) || '', cell: stateCell},
+  {key: 'progress', live: true, title: 'progress', value: (run) => run.now?.left_s ?? null, cell: progressCell},
   {key: 'batches', title: 'batches', number: true, value: (run) => run.batches, cell: (run) => withUnit(run.batches)},
-  {key: 'metric', title: 'metric', value: (run) => run.metric || '', cell: (run) => run.metric || '-'},
-  {key: 'best', title: 'best', number: true, value: bestOf, cell: (run) => digits(bestOf(run))},
+  {key: 'best', narrow: true, title: 'best', number: true, value: bestOf, cell: bestCell},
   {key: 'last', title: 'last', number: true, value: lastOf, cell: (run) => digits(lastOf(run))},
   {key: 'spark', title: 'course', cell: (run) => spark(run.spark || [])},
   {key: 'speed', title: 'samples/s', number: true, value: (run) => run.now?.samples_per_s || run.samples_per_s, cell: (run) => withUnit(run.now?.samples_per_s || run.samples_per_s)},
   {key: 'duration', title: 'duration', number: true, value: (run) => run.duration_s, cell: (run) => withUnit(run.duration_s, 's')},
   {key: 'started', title: 'started', value: (run) => run.started_s, cell: (run) => when(run.started_s)},
-  {key: 'differs', title: 'what differs', value: (run) => run.differs, cell: differsCell},
+  {key: 'differs', wide: true, title: 'what differs', value: (run) => run.differs, cell: differsCell},
 ];
+
+const classOf = (column) => [column.number && 'number', column.wide && 'words', column.live && 'live', !column.narrow && 'roomy'].filter(Boolean).join(' ');
 
 function differsCell(run) {
   const text = run.damage || run.differs || '-', most = 60;
-  return text.length > most ? make('span', {title: text, textContent: `${text.slice(0, most)}…`}) : text;
+  const shown = text.length > most ? `${text.slice(0, most)}…` : text;
+  return make('span', {className: 'parts', title: shown === text ? '' : text}, ...shown.split(' ').flatMap((part) => [make('span', {textContent: part}), ' ']));
 }
+
+const leftOf = (run) => run.now && run.now.left_s !== null ? `${withUnit(run.now.left_s, 's')} left` : '';
 
 function progressCell(run) {
   if (!run.now?.total_batches) return run.now ? withUnit(run.now.batch) : '';
-  const left = run.now.left_s === null ? '' : ` ${withUnit(run.now.left_s, 's')} left`;
-  return make('span', {}, progressBar(run.now.batch, run.now.total_batches), make('span', {className: 'soft', textContent: left}));
+  return make('span', {}, progressBar(run.now.batch, run.now.total_batches), make('span', {className: 'below', textContent: leftOf(run)}));
+}
+
+// A narrow page has no column for the progress.
+function stateCell(run) {
+  return make('span', {}, stateBadge(stateOf(run)), make('span', {className: 'below slim', textContent: leftOf(run)}));
+}
+
+function bestCell(run) {
+  return make('span', {}, digits(bestOf(run)), make('span', {className: 'below', textContent: run.metric || ''}));
 }
 
 // Adds to each run the settings in which it differs from others, by the last part of the key where that is enough.
@@ -66,7 +79,7 @@ function runsPage(main) {
   let list = {runs: [], differs: []};
 
   for (const column of [{key: 'choice', title: ''}, ...runColumns]) {
-    const cell = make('th', {scope: 'col', className: column.number ? 'number' : ''});
+    const cell = make('th', {scope: 'col', className: column.title ? classOf(column) : ''});
     if (column.value) {
       const button = make('button', {type: 'button', textContent: column.title});
       button.addEventListener('click', () => {
@@ -86,8 +99,7 @@ function runsPage(main) {
   function rowOf(run) {
     const box = make('input', {type: 'checkbox', checked: runsView.chosen.has(run.id)});
     box.setAttribute('aria-label', `Compare run ${run.id}`);
-    const row = make('tr', {}, make('td', {}, box), ...runColumns.map((column) => make('td',
-      {className: [column.number && 'number', column.wide && 'wide'].filter(Boolean).join(' ')}, column.cell(run) ?? '-')));
+    const row = make('tr', {}, make('td', {}, box), ...runColumns.map((column) => make('td', {className: classOf(column)}, column.cell(run) ?? '-')));
     row.classList.toggle('chosen', box.checked);
     box.addEventListener('change', () => {
       if (box.checked) runsView.chosen.add(run.id); else runsView.chosen.delete(run.id);
@@ -124,6 +136,7 @@ function runsPage(main) {
       }
     } else rows.push(...shown.map(rowOf));
     body.replaceChildren(...rows);
+    table.classList.toggle('idle', !list.runs.some((run) => run.now));
     if (focus) [...body.querySelectorAll('a')].find((link) => link.hash === focus)?.closest('tr').querySelector('input').focus();
     const states = [...new Set(list.runs.map(stateOf).filter(Boolean))].sort();
     state.replaceChildren(make('option', {value: '', textContent: 'all states'}), ...states.map((name) => make('option', {value: name, textContent: name})));
@@ -145,12 +158,14 @@ function runsPage(main) {
   grouped.addEventListener('change', () => { runsView.grouped = grouped.checked; draw(); });
   compare.addEventListener('click', () => { location.hash = `#/compare/${[...runsView.chosen].map(encodeURIComponent).join(',')}`; });
 
+  const table = make('table', {className: 'runs'}, make('thead', {}, head), body);
   const section = make('section', {}, make('div', {className: 'tools'}, make('h2', {textContent: 'Runs'}), search, state,
-    make('label', {}, grouped, 'Group by experiment'), compare), make('div', {className: 'scroll'},
-    make('table', {}, make('thead', {}, head), body)), note);
+    make('label', {}, grouped, 'Group by experiment'), compare),
+    scrolling(table, 'Runs'), note);
   main.append(section);
   return {
     events: '',
+    version: () => list.version,
     async runs() {
       list = await ask('runs');
       noteDifferences(list);
@@ -176,7 +191,7 @@ function comparePage(main, ids) {
     async runs() {
       const list = await ask('runs');
       const runs = ids.map((id) => list.runs.find((run) => run.id === id)).filter(Boolean);
-      const all = await Promise.all(runs.map((run) => ask(`run/${encodeURIComponent(run.id)}/curves`)));
+      const [all] = await Promise.all([Promise.all(runs.map((run) => ask(`run/${encodeURIComponent(run.id)}/curves`))), loadCharts()]);
       shown = runs.map((run, i) => ({name: `${run.number ?? run.id} ${run.name || ''}`, curves: all[i].curves, restarts: all[i].restarts}));
       charts.show(shown);
       keys.replaceChildren(...shown.map((run, i) => {

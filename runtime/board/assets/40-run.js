@@ -52,7 +52,7 @@ function drawNow(place, view) {
     {title: 'disk written', number: true, cell: (host) => withUnit(host.disk_written_bytes_per_s, 'bytes/s')},
     {title: 'GPUs', cell: (host) => host.gpus?.length ? host.gpus.map((gpu) => `${gpu.index}: ${percent(gpu.util_percent)}`).join(' ') : '-'},
   ], view.hosts);
-  place.replaceChildren(keysOfActivities(), ranks, hosts, ...view.notes.map((note) => make('p', {className: 'note', textContent: note})));
+  redraw(place, keysOfActivities(), ranks, hosts, ...view.notes.map((note) => make('p', {className: 'note', textContent: note})));
 }
 
 function drawFindings(place, analysis, command, reference) {
@@ -70,7 +70,7 @@ function drawFindings(place, analysis, command, reference) {
     make('p', {textContent: finding.advice}), make('p', {className: 'evidence', textContent: finding.evidence}),
     ...(finding.patch || []).map((patch) => copyLine(`${command} launch --continue ${reference} --set ${patch}`))));
   if (!findings.length) findings.push(make('p', {className: 'note', textContent: 'Nothing costs enough to be worth a finding.'}));
-  place.replaceChildren(...findings, waterfall);
+  redraw(place, ...findings, waterfall);
 }
 
 function drawHistory(place, about) {
@@ -93,7 +93,7 @@ function drawHistory(place, about) {
     {title: 'is', cell: (checkpoint) => checkpoint.fate},
     {title: 'path', wide: true, cell: (checkpoint) => checkpoint.path},
   ], saved) : make('p', {className: 'note', textContent: 'No checkpoint was saved.'});
-  place.replaceChildren(attempts, checkpoints, ...about.troubles.map((trouble) => make('p', {className: 'error', textContent: trouble})));
+  redraw(place, attempts, checkpoints, ...about.troubles.map((trouble) => make('p', {className: 'error', textContent: trouble})));
 }
 
 function drawSettings(place, settings) {
@@ -120,9 +120,11 @@ function runPage(main, id) {
   const charts = new CurveCharts(place);
   const why = part('Where the time goes, and what to change');
   const history = part('Attempts and checkpoints');
+  const logged = loggedPart(path);
   const logs = logPart(path, () => about);
+  const again = launchPart(path);
   const settings = make('div');
-  main.append(top, now.section, curves.section, why.section, history.section, logs.section,
+  main.append(top, now.section, curves.section, logged.section, why.section, history.section, logs.section, again.section,
     make('section', {}, make('details', {}, make('summary', {textContent: 'Settings'}), settings)));
 
   function drawTop(view) {
@@ -148,7 +150,9 @@ function runPage(main, id) {
     analysed = Date.now();
     if (!why.body.childElementCount) why.body.append(make('p', {className: 'note', textContent: 'The records are being read …'}));
     try {
-      drawFindings(why.body, await ask(`${path}/analysis`), about.command, about.reference);
+      const analysis = await ask(`${path}/analysis`);
+      if (analysis.error) why.body.replaceChildren(make('p', {className: 'note', textContent: analysis.error}));
+      else drawFindings(why.body, analysis, about.command, about.reference);
     } catch (error) {
       why.body.replaceChildren(make('p', {className: 'note', textContent: error.message}));
     }
@@ -158,13 +162,15 @@ function runPage(main, id) {
   return {
     events: `?run=${encodeURIComponent(id)}`,
     async runs() {
-      [about, known] = await Promise.all([ask(path), ask(`${path}/curves`)]);
+      [about, known] = await Promise.all([ask(path), ask(`${path}/curves`), loadCharts()]);
       byId('about').textContent = about.line.folder;
       drawTop(view);
       charts.show([{name: id, ...known}]);
       drawHistory(history.body, about);
       if (!settings.childElementCount) drawSettings(settings, about.settings);
       logs.refresh();
+      again.refresh(about.control, ended);
+      await logged.refresh();
       analyse();
     },
     live(next) {
@@ -174,6 +180,7 @@ function runPage(main, id) {
       drawTop(view);
       drawNow(now.body, view);
       logs.refresh();
+      again.refresh(about?.control, ended);
     },
     close() {
       charts.close();

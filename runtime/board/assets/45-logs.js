@@ -8,6 +8,7 @@ function logPart(path, about) {
   const follow = make('input', {type: 'checkbox', checked: true});
   const {section, body} = part('Logs', choice, search, make('label', {}, follow, 'Follow'));
   const text = make('pre', {className: 'log', tabIndex: 0});
+  text.setAttribute('role', 'group');
   text.setAttribute('aria-label', 'Log');
   body.append(text);
   const most = 5000;

@@ -1,7 +1,8 @@
 // The queue: tasks, slots, who waits for whom, and what may be done to them.
 
 function queuePage(main) {
-  const {section, body} = part('Queue');
+  const {section, body, head} = part('Queue');
+  head.firstChild.replaceWith(make('h2', {textContent: 'Queue'}));
   const note = make('p', {className: 'note', textContent: 'Tasks are launches of this user on this machine. A lower priority number goes first.'});
   section.append(note);
   main.append(section);
@@ -46,7 +47,7 @@ function queuePage(main) {
     ];
     if (control) columns.push({title: 'may be', cell: actionsOf});
     const focus = document.activeElement?.getAttribute('aria-label');
-    body.replaceChildren(queue.tasks.length ? tableOf(columns, queue.tasks) : make('p', {className: 'note', textContent: 'No task was launched yet.'}));
+    redraw(body, queue.tasks.length ? tableOf(columns, queue.tasks) : make('p', {className: 'note', textContent: 'No task was launched yet.'}));
     if (focus) [...body.querySelectorAll('button')].find((button) => button.getAttribute('aria-label') === focus)?.focus();
   }
 

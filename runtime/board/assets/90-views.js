@@ -21,7 +21,7 @@ async function refresh() {
 function listen() {
   source?.close();
   source = new EventSource(`api/events${page.events}`);
-  source.addEventListener('runs', refresh);
+  source.addEventListener('runs', (event) => { if (Number(event.data) !== page.version?.()) refresh(); });
   source.addEventListener('queue', (event) => page.queue?.(JSON.parse(event.data)));
   source.addEventListener('live', (event) => page.live?.(JSON.parse(event.data)));
   source.addEventListener('open', () => { byId('link').textContent = ''; });

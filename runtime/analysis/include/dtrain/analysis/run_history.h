@@ -181,6 +181,15 @@ struct RunCurves {
 // The largest number of points that a chart can show of a curve.
 inline constexpr std::size_t kMostCurvePoints = 400;
 
+// A line of metrics.jsonl that has metrics.
+struct MetricsLine {
+  bool is_training = false;  // else of a validation
+  std::int64_t batch = 0, samples = 0;
+  double time_s = 0;  // since 1970
+  std::optional<double> learning_rate, gradient_norm;
+  std::vector<std::pair<std::string, double>> metrics;
+};
+
 // Takes the lines of metrics.jsonl in their order, on one thread, and keeps at most `most` points of each curve. If
 // there are more values, neighbours become one point with their mean, least and greatest value.
 class CurveReader {
@@ -191,6 +200,7 @@ class CurveReader {
   // Ignores a line that has no metrics. If the batch of a line is not later than that of the line before, the line
   // replaces that batch and all later ones, because the file was cut in between.
   void add(const Json& line);
+  void add(const MetricsLine& line);
 
   RunCurves curves() const;
 
@@ -222,7 +232,7 @@ class CurveReader {
   };
 
   void add_value(CurveKind kind, const std::string& name, std::int64_t batch, double seconds, double value);
-  void add_training(const Json& line, std::int64_t batch, double seconds);
+  void add_training(const MetricsLine& line, double seconds);
   void take_back(std::int64_t batch);
 
   std::size_t most_;

@@ -16,7 +16,7 @@ struct BoardOptions {
   std::string address = "127.0.0.1";           // on which it listens
   std::uint16_t port = 0;                      // 0: a free one
   std::string base_url;  // "https://host/dtrain", by which a proxy is reached; empty: there is none
-  bool control = false;  // tasks may be killed, paused and activated
+  bool control = false;  // runs may be launched, and tasks killed, paused and activated
   bool open = false;     // opens the page in the user's browser
 };
 

@@ -37,6 +37,13 @@ enum class RecordFile { kEvents, kMetrics };
 // Returns the object of a line. Members of a wrong type are taken out and added to `damage`; `place` names the file and
 // the line. Empty: it is no object, which is damage too, unless the text was cut off, as by a writer that was killed.
 std::optional<Json> parse_record(RecordFile file, std::string_view line, const std::string& place, Damage& damage);
+// As above, of the line with this number, from 1 on, of a run's file.
+std::optional<Json> parse_record(RecordFile file, std::string_view line, std::int64_t number, Damage& damage);
+
+// Hands each line of FOLDER/events.jsonl or metrics.jsonl to `use`, with its number. A file that is not there has none.
+// FileLines::kPadding bytes behind a line may be read.
+using LineUse = std::function<void(std::string_view line, std::int64_t number, Damage& damage)>;
+Damage read_lines(const std::filesystem::path& folder, RecordFile file, const LineUse& use);
 
 // Hands each object of FOLDER/events.jsonl or metrics.jsonl to `use`. A file that is not there has none.
 Damage read_records(const std::filesystem::path& folder, RecordFile file, const std::function<void(Json&&)>& use);
