@@ -73,7 +73,7 @@ void CheckpointSchedule::begin_from(const std::filesystem::path& path,
                                     const std::function<void(bool same_trial)>& before) {
   const OpenCheckpoint checkpoint(session_, path);
   StateReader reader(checkpoint.folder(), session_.world().rank, session_.world().size, step_.state_is_shared());
-  require_same_virtual_ranks(reader, facts_, path);
+  if (session_.predictions().empty()) require_same_virtual_ranks(reader, facts_, path);
   before(is_of_same_trial(reader, facts_));
   reader.restore(visit_);
   restored();
