@@ -106,6 +106,7 @@ class Ssh(Bed):
 
 
 class Mpi(Bed):
+    """One rank a host: ranks that poll for MPI take the cores from each other where there are fewer cores than ranks."""
     keeper = "orted"
 
     def start(self, host):
@@ -113,11 +114,11 @@ class Mpi(Bed):
             return
         file = self.work.path / "cluster.yaml"
         shell = ["--mca", "plm_rsh_agent", f"ssh -F {HOSTS}/ssh_config", "--mca", "pml", "ob1"]
-        file.write_text(json.dumps({"agents": [{"id": f"node-{name}", "host": f"node{name}", "slots": 2} for name in "ab"],
+        file.write_text(json.dumps({"agents": [{"id": f"node-{name}", "host": f"node{name}", "slots": 1} for name in "ab"],
                                     "task_container_defaults": {"dtrain_network_interface": "10.71.1.0/24"},
                                     "launcher": {"type": "mpi", "options": shell}}))
         self.background("a", [BED, "run", HOSTS, "a", BUILD.program("dtrain"), "launch", str(SYNTHETIC), "--cluster", str(file),
-                              "--run-dir", str(self.run_dir), *overrides(SETS)])
+                              "--run-dir", str(self.run_dir), *overrides([*SETS, "resources.slots_per_trial=2"])])
 
     def started_again(self):
         return False  # the launcher does it
@@ -128,9 +129,10 @@ class Torchrun(Bed):
 
     def start(self, host):
         package = BUILD.bin.parent / "python"
-        words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str("ab".index(host)),
-                 "--nproc-per-node", "2", "--master-addr", "nodea", "--master-port", "29400", "--max-restarts", "8",
-                 str(SCRIPT), str(self.run_dir), str(BATCHES)]
+        # With --master-addr torchrun's agents do not meet again, so another one on the second host does not find the first.
+        words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "8",
+                 "--rdzv-backend", "c10d", "--rdzv-endpoint", "nodea:29400", "--rdzv-id", "faults",
+                 "--rdzv-conf", f"is_host={'true' if host == 'a' else 'false'}", str(SCRIPT), str(self.run_dir), str(BATCHES)]
         self.background(host, [BED, "run", HOSTS, host, "env", f"PYTHONPATH={package}", "PYTHONDONTWRITEBYTECODE=1", *words])
 
 
@@ -195,6 +197,7 @@ class Fault:
     def keeper(self):
         on_host("b", "kill", "-KILL", *map(str, pids("b", self.bed.keeper)))
         self.at = time.time()
+        self.noticed_within(1)
         if self.bed.started_again():
             self.bed.start("b")
         self.back = time.time()

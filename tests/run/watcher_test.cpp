@@ -92,11 +92,12 @@ class Watching : public ::testing::Test {
   rank::Screen screen_{screen_fd_.get(), false, clock_};
   rank::EventLog full_file_{kAlwaysFull, clock_, -1, "here"};
   LaunchEvents events_{full_file_, screen_};
+  rank::TrainerStatus status_{{}, {}};
   rank::LaunchSignals signals_;
   LaunchTask task_{temporary_.path() / "state", {.name = "test", .run_dir = temporary_.path() / "run"}, clock_};
   Standby standby_;
   const Attempt attempt_{
-      {folder_, events_, screen_, clock_, variables_, signals_, task_}, plan_, {}, {}, nullptr, standby_};
+      {folder_, events_, screen_, status_, clock_, variables_, signals_, task_}, plan_, {}, {}, nullptr, standby_};
 };
 
 TEST_F(Watching, AFullDiskOfEventsKeepsNoInterruptFromTheRanks) {
@@ -115,7 +116,7 @@ TEST_F(Watching, RanksThatDoNotJoinAreNamedOnceWithWhatTheyHaveToCall) {
   plan_.command = {"python3", "-m", "dtrain.rank", "/somewhere/train.py", "--"};
   const HurriedClock clock;
   AbsentRanks ranks;
-  watch_ranks({{folder_, events_, screen_, clock, variables_, signals_, task_}, plan_, {}, {}, nullptr, standby_},
+  watch_ranks({{folder_, events_, screen_, status_, clock, variables_, signals_, task_}, plan_, {}, {}, nullptr, standby_},
               ranks);
   EXPECT_EQ(count_of(shown(), "not every rank has joined the run within 30 s"), 1) << shown();
   EXPECT_THAT(shown(), HasSubstr("session = dtrain.init()"));
