@@ -261,6 +261,14 @@ class Draws:
         return mine
 
     @staticmethod
+    def begin(batches: Iterable[Any]) -> Iterator[Any]:
+        """Iterates a loader. That draws a number from torch's stream, which stays as it was: a run that goes on begins in mid-epoch."""
+        before = torch.get_rng_state()
+        iterator = iter(batches)
+        torch.set_rng_state(before)
+        return iterator
+
+    @staticmethod
     def _of_pass(indices: _Indices) -> Iterator[tuple[Any, bool]]:
         indices.source.begin_samplers()
         yield from indices.drawn()
@@ -390,7 +398,9 @@ class Source:
         indices.skip = skip
         if self._draws is None:
             self.begin_samplers()
-        batches = iter(self._batches)
+            batches = iter(self._batches)
+        else:
+            batches = self._draws.begin(self._batches)
         has_workers = self._loader.num_workers > 0
         for number in itertools.count(skip):
             if not has_workers:

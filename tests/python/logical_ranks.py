@@ -28,10 +28,13 @@ def write_arrays(folder):
 
 
 class Runs(harness.WorkplaceTest):
+    def setUp(self):
+        super().setUp()
+        forked.in_a_fork(write_arrays, self.work.path)
+
     def train(self, name, ranks, kind="lazy", fault="", stop_at=0, code=0):
         folder = self.work.path / name
         folder.mkdir()
-        forked.in_a_fork(write_arrays, self.work.path)
         file = harness.write_experiment(
             folder / "experiment.yaml", name="logical", entrypoint=TRIAL,
             hyperparameters={"global_batch_size": 16, "kind": kind, "fault": fault, "stop_at": stop_at},
