@@ -3,7 +3,7 @@
     logical_ranks.py BIN_FOLDER [--long] [Bits|Mistakes[.test]]
 
 Compared is what tests/integration/virtual_ranks.py compares. Random numbers of torch, numpy and random are drawn for each sample,
-each batch and each order of samples. --long: all numbers of ranks.
+each batch and each order of samples. --long: all numbers of ranks, and a DataLoader with worker processes.
 """
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ from virtual_ranks import LONG, differences, left
 HERE = Path(__file__).resolve().parent
 TRIAL = str(HERE / "logical_ranks_trial.py") + ":Logical"
 VIRTUAL, BATCHES, STOP = 4, 14, 8
-KINDS = ("lazy", "workers", "engine")
+KINDS = ("lazy", "engine", "workers") if LONG else ("lazy", "engine")
 
 
 def write_arrays(folder):
