@@ -246,8 +246,8 @@ class Draws:
             why = "dtrain.divided() and dtrain.divisible() are"
         elif not _is_by_index(loader):
             why = f"a loader that does not make its batches of a data set by lists of indices ({type(loader).__name__}) is"
-        elif loader.num_workers > 0 and loader.worker_init_fn is not None:
-            why = "a DataLoader with workers and a worker_init_fn, which may seed them by their numbers, is"
+        elif loader.num_workers > 0:
+            why = "a DataLoader with worker processes (num_workers) is"
         if why is not None:
             raise ConfigError(f"{why} not supported yet with reproducibility.virtual_ranks: leave one of both out")
 
