@@ -248,8 +248,8 @@ class Draws:
             why = "dtrain.divided() and dtrain.divisible() are"
         elif not _is_by_index(loader):
             why = f"a loader that does not make its batches of a data set by lists of indices ({type(loader).__name__}) is"
-        elif loader.num_workers > 0 and loader.worker_init_fn is not None:
-            why = "a DataLoader with workers and a worker_init_fn, which may seed them by their numbers, is"
+        elif loader.num_workers > 0:
+            why = "a DataLoader with worker processes (num_workers) is"
         if why is not None:
             raise ConfigError(f"{why} not supported yet with reproducibility.virtual_ranks: leave one of both out")
 
@@ -261,6 +261,14 @@ class Draws:
         if not self._waiting[number]:
             del self._waiting[number]
         return mine
+
+    @staticmethod
+    def begin(batches: Iterable[Any]) -> Iterator[Any]:
+        """Iterates a loader. That draws a number from torch's stream, which stays as it was: a run that goes on begins in mid-epoch."""
+        before = torch.get_rng_state()
+        iterator = iter(batches)
+        torch.set_rng_state(before)
+        return iterator
 
     @staticmethod
     def _of_pass(indices: _Indices) -> Iterator[tuple[Any, bool]]:
@@ -402,7 +410,9 @@ class Source:
         indices.skip = skip
         if self._draws is None:
             self.begin_samplers()
-        batches = iter(self._batches)
+            batches = iter(self._batches)
+        else:
+            batches = self._draws.begin(self._batches)
         has_workers = self._loader.num_workers > 0
         for number in itertools.count(skip):
             if not has_workers:

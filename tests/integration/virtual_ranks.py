@@ -1,13 +1,14 @@
 """Virtual ranks: any number of ranks gives the same bits.
 
-    virtual_ranks.py BIN_FOLDER [--long] [Bits|Files|Mistakes[.test]]
+    virtual_ranks.py BIN_FOLDER [--long] [Bits|Files|Hosts|Mistakes[.test]]
 
 Bits: the same training of 4 and of 6 logical ranks on 1, 2, 3, 4 (and 6) ranks; compared are SHA-256 of the final weights,
 of the shared files of the last checkpoint, of the state of each logical rank there, and the metrics. Runs that are
-interrupted inside an epoch and inside a window go on with another number of ranks; other runs exchange over TCP and MPI. Files: a
-`model:` experiment, on any number of ranks and against plain PyTorch. Mistakes: what a trial can do wrong is caught, and what is
-not supported is refused at its line. --long: 200 batches, all numbers of ranks up to 8, all optimizers, and chains of continuations
-with random numbers of ranks (DTRAIN_VIRTUAL_SEED seeds them).
+interrupted inside an epoch and inside a window go on with another number of ranks; other runs exchange over TCP and MPI. Hosts:
+the same over two hosts, in the bed of tests/harness/two_hosts.sh. Files: a `model:` experiment, on any number of ranks and
+against plain PyTorch. Mistakes: what a trial can do wrong is caught, and what is not supported is refused at its line. --long:
+200 batches, all numbers of ranks up to 8, all optimizers, and chains of continuations with random numbers of ranks
+(DTRAIN_VIRTUAL_SEED seeds them).
 """
 import hashlib
 import json
@@ -18,10 +19,12 @@ import shutil
 import struct
 import subprocess
 import sys
+import unittest
 
 import many_runs
-from harness import BUILD, WorkplaceTest, environment, launch, main, run, write_experiment
+from harness import BUILD, SOURCE, WorkplaceTest, environment, launch, main, run, write_experiment
 
+BED, HOSTS = str(SOURCE / "tests" / "harness" / "two_hosts.sh"), os.environ.get("TWO_HOSTS", "")
 LONG = "--long" in sys.argv
 if LONG:
     sys.argv.remove("--long")
@@ -189,8 +192,28 @@ class Bits(Runs):
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         run(["mpirun", *root, "--oversubscribe", "--bind-to", "none", "-np", "3", BUILD.program("virtual_trial"), str(file),
              "--run-dir", str(folder / "run")], folder / "run").expect(0)
-        self.assertEqual(json.loads((folder / "run" / "plan.json").read_text())["backend"], "mpi")
+        self.assertEqual(json.loads((folder / "run" / "plan.json").read_text())["communication"]["backend"], "mpi")
         self.assertEqual(differences(whole, left(folder / "run")), [], "over MPI")
+
+
+@unittest.skipIf(not HOSTS, "there are no two hosts: two_hosts.sh with unshaped PYTHON virtual_ranks.py BIN_FOLDER Hosts")
+class Hosts(WorkplaceTest):
+    ON_DISK = True  # each host has a /dev/shm of its own
+
+    def test_give_the_bits_of_one(self):
+        folders = {}
+        for name, ranks, hosts, backend in (("alone", 1, "nodea:1", "auto"), ("three", 3, "nodea:2,nodeb:1", "auto"),
+                                            ("tcp", 4, "nodea:2,nodeb:2", "tcp"), ("mpi", 2, "nodea:1,nodeb:1", "mpi")):
+            folders[name] = self.work.path / name / "run"
+            folders[name].parent.mkdir()
+            file = write_experiment(folders[name].parent / "experiment.yaml",
+                                    **sections(ranks, 4, {**MLP, "clip": 0.3}, communication={"backend": backend}))
+            run([BED, "mpirun", HOSTS, "--host", hosts, "-np", str(ranks), "-x", "OMP_NUM_THREADS", "-x",
+                 "DTRAIN_NETWORK_INTERFACE=10.71.1.0/24", BUILD.program("virtual_trial"), str(file), "--run-dir", str(folders[name])],
+                folders[name]).expect(0)
+            plan = json.loads((folders[name] / "plan.json").read_text())
+            print(f"{name}: {ranks} ranks, {plan.get('communication')}")
+            self.assertEqual(differences(left(folders["alone"]), left(folders[name])), [], name)
 
 
 class Files(WorkplaceTest):

@@ -7,7 +7,7 @@ import dtrain
 import numpy
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset
 
 SIDE, SAMPLES, VALIDATED = 6, 93, 41
 
@@ -77,16 +77,12 @@ class Logical(dtrain.Trial):
                                       batch_size=self.context.global_batch_size, workers=1, drop_last=False)
         data = Pictures(SAMPLES, 1)
         size = self.context.global_batch_size
-        if self.fault == "worker_init":
-            return DataLoader(data, size, num_workers=1, worker_init_fn=lambda _: None)
+        if self.fault == "workers":
+            return DataLoader(data, size, num_workers=1)
         if self.fault == "divided":
             return dtrain.divided(DataLoader(data, size))
         if self.fault == "list":
             return [next(iter(DataLoader(data, size)))]
-        if self.kind == "workers":
-            generator = torch.Generator()
-            sampler = RandomSampler(data, replacement=True, generator=generator)
-            return DataLoader(data, size, sampler=sampler, generator=generator, num_workers=1)
         return DataLoader(data, size, sampler=Lazy(SAMPLES))
 
     def validation_loader(self):
