@@ -250,6 +250,18 @@ TEST(Retention, AgreesWithAModel) {
   }
 }
 
+TEST(Retention, LeavesWhatAwaitsItsValidation) {
+  std::vector<Entry> there;
+  for (const std::int64_t step : {10, 20, 30, 40}) {
+    there.emplace_back().about = about_step(step);
+    there.back().path = "/step-" + std::to_string(step);
+    there.back().about.awaits_validation = step == 20;
+  }
+  EXPECT_THAT(steps_of(superseded(there, 40, {.latest = 1, .best = 1})), ElementsAre(10, 30));
+  there[1].about.awaits_validation = false;  // it has ended, and was no better than others
+  EXPECT_THAT(steps_of(superseded(there, 40, {.latest = 1, .best = 1})), ElementsAre(10, 20, 30));
+}
+
 TEST(Retention, LeavesWhatAResumeHasPassedOver) {
   Retention retention;
   retention.passed_over = {40};

@@ -48,7 +48,7 @@ class Beside(EvaluateTest):
         self.assertEqual(falls, [[8, 12], [8, 12, 16]])
 
     def test_kills(self):
-        """Nothing is lost by the end of a rank, of an evaluating process, or of all."""
+        """Nothing is lost by the end of the saver, of an evaluating process, of a rank, or of the launcher."""
         sections = {"name": "kills", "entrypoint": self.build.program("synthetic"), "data": {"samples": 4000},
                     "hyperparameters": {"global_batch_size": 32, "width": 128}, "resources": {"slots_per_trial": 2},
                     "searcher": {"metric": "loss", "max_length": {"batches": 900}}, "min_validation_period": {"batches": 60},
@@ -60,9 +60,9 @@ class Beside(EvaluateTest):
         def orders():
             return sum(len(of.read_text().splitlines()) for of in run.run_dir.glob("validation/*/orders.jsonl"))
 
-        def kill(folder, rank):
+        def ranks(folder):
             started = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-            os.kill([event["pid"] for event in started if event["event"] == "rank_started"][rank], signal.SIGKILL)
+            return [event["pid"] for event in started if event["event"] == "rank_started"]
 
         command = [self.build.program("dtrain"), "launch", str(file), "--run-dir", str(run.run_dir)]
         environment = harness.environment(**package.of(self.build))
@@ -70,10 +70,14 @@ class Beside(EvaluateTest):
             process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
             try:
                 harness.wait_until(lambda: orders() >= 2, "two validations")
-                kill(run.run_dir / "validation" / "1" / "run", 1)
-                harness.wait_until(lambda: orders() >= 5, "five validations")
-                kill(run.run_dir, -1)
-                harness.wait_until(lambda: orders() >= 8, "eight validations")
+                os.kill(ranks(run.run_dir / "validation" / "1" / "run")[1], signal.SIGKILL)
+                harness.wait_until(lambda: orders() >= 4, "four validations")
+                savers = subprocess.run(["pgrep", "-P", str(ranks(run.run_dir)[0]), "-x", "dtrain-saver"], stdout=subprocess.PIPE,
+                                        check=True).stdout.split()
+                os.kill(int(savers[0]), signal.SIGKILL)
+                harness.wait_until(lambda: orders() >= 6, "six validations")
+                os.kill(ranks(run.run_dir)[-1], signal.SIGKILL)
+                harness.wait_until(lambda: orders() >= 9, "nine validations")
                 process.send_signal(signal.SIGKILL)
                 process.wait(timeout=harness.DEADLINE)
             finally:

@@ -26,7 +26,7 @@ Checkpoints::Checkpoints(rank::RankSession& session, TrainingStep& step, const O
       snapshot_(session, step, hosts_, options.names, std::move(visit)),
       last_time_(session.clock().monotonic()) {}
 
-// A saver is left only after an error: otherwise finish() has waited for it.
+// A saver is left only after an error: otherwise make_durable() has waited for it.
 Checkpoints::~Checkpoints() {
   if (!saver_) return;
   const std::string left = saver_->end(checkpoints::kSaverPatience);
@@ -63,22 +63,22 @@ std::string Checkpoints::wait_for_rank_0(const std::string& key, const std::stri
 }
 
 void Checkpoints::save(const Moment& moment, bool may_wait, bool last) {
-  complete_copies();
+  if (last_ && last_->awaits_validation) make_durable();  // no later checkpoint can take its place
+  if (!handed_over_) snapshot_.complete_now();
+  hand_over();
   wait_for_saver();
   // A slow disk may need longer than ranks wait for each other in a collective.
   if (may_wait) wait_for_rank_0("train/checkpoint-begin-" + std::to_string(++awaited_));
   result_.reset();
   last_ = moment;
   is_last_ = last;
-  snapshot_.take(/*at_update=*/!last);
+  is_second_try_ = false;
+  // The next update may come only after the validation, and a model that spoils the copies would leave none to
+  // evaluate.
+  snapshot_.take(/*at_update=*/!last && !moment.awaits_validation);
   last_time_ = session_.clock().monotonic();
   if (std::exchange(memories_, snapshot_.memories()) != snapshot_.memories()) saver_.reset();
   handed_over_ = false;
-  hand_over();
-}
-
-void Checkpoints::complete_copies() {
-  if (!handed_over_) snapshot_.complete_now();
   hand_over();
 }
 
@@ -176,7 +176,7 @@ void Checkpoints::take_result(const checkpoints::SaveResult& result) {
   if (!result.error.empty()) {
     session_.log()->error("the checkpoint of batch {} could not be written: {}", result.about.step, result.error);
     event["cause"] = result.error;
-    event["retried"] = is_last_ && !is_second_try_;
+    event["retried"] = (is_last_ || last_->awaits_validation) && !is_second_try_;
     return session_.write_event("checkpoint_failed", event);
   }
   event["epoch"] = result.about.epoch;
@@ -204,7 +204,7 @@ void Checkpoints::take_result(const checkpoints::SaveResult& result) {
                        format_bytes(static_cast<double>(result.bytes)), result.path.string());
 }
 
-bool Checkpoints::finish() {
+bool Checkpoints::make_durable() {
   if (!last_) return false;
   snapshot_.complete_now();
   hand_over();
@@ -213,10 +213,13 @@ bool Checkpoints::finish() {
     std::string error = result_ ? result_->error : "";
     if (!result_) error = "its saver has given no answer";
     // Rank 0's saver knows the results of all hosts' savers.
-    const std::string key = "train/checkpoint-end-" + std::to_string(last_->batch) + (is_second_try_ ? "-again" : "");
+    const std::string key = "train/checkpoint-durable-" + std::to_string(++awaited_);
     const std::string told = wait_for_rank_0(key, error.empty() ? "durable" : error);
     if (told == "durable") return true;
-    if (std::exchange(is_second_try_, true)) throw Error("the last checkpoint could not be written: " + told);
+    if (std::exchange(is_second_try_, true)) {
+      throw Error((is_last_ ? "the last checkpoint" : "the checkpoint of batch " + std::to_string(last_->batch)) +
+                  " could not be written: " + told);
+    }
     result_.reset();
     snapshot_.offer_again();
     handed_over_ = false;

@@ -1,6 +1,6 @@
 // Takes and writes checkpoints; CheckpointSchedule says when. A checkpoint is taken between two batches, on all ranks
 // at once (Snapshot), and training goes on while a saver process writes it (checkpoint/saver.h). docs/checkpoints.md
-// describes what users see. Training thread; save() and finish() are collective.
+// describes what users see. Training thread; save() and make_durable() are collective.
 #pragma once
 
 #include <cstdint>
@@ -59,11 +59,9 @@ class Checkpoints {
   // Takes a checkpoint. Waits for a busy saver, as long as it takes; without `may_wait` no saver may be busy. `last`:
   // no update follows.
   void save(const Moment& moment, bool may_wait, bool last);
-  // Completes the copies of the last checkpoint, so that it is written before the next update. On all ranks.
-  void complete_copies();
   // Waits until the last checkpoint is durable. A failed checkpoint is written once more from the same memory. Returns
   // true if it is durable; false if none was taken. Error if it is not durable; the text is the same on all ranks.
-  bool finish();
+  bool make_durable();
 
  private:
   void start_saver();
@@ -85,7 +83,7 @@ class Checkpoints {
   int memories_ = 0;                           // number of Snapshot's memories, as the saver knows it
   std::optional<Moment> last_;                 // the last one that was taken
   bool is_last_ = false;                       // `last` of save()
-  bool is_second_try_ = false;                 // of finish()
+  bool is_second_try_ = false;                 // of make_durable()
   bool handed_over_ = true;
   double cost_s_ = 0;
   Nanoseconds last_time_{0};

@@ -37,7 +37,7 @@ namespace {
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLook{10};
+constexpr milliseconds kLook{20};
 constexpr milliseconds kPatienceAtEnd{5000};
 constexpr std::chrono::seconds kPeriod{1};
 constexpr int kMostStarts = 3;
@@ -140,8 +140,9 @@ struct BesideValidation::Processes {
     const auto set = [&](const std::string& value) { command.insert(command.end(), {"--set", value}); };
     for (const std::string& value : run.overrides) {
       // This process has the variables already; everyone may read the words of a command.
-      if (!config::holds_variables(value)) set(value);
+      if (!config::holds_variables(value) && !value.starts_with("initial_weights")) set(value);
     }
+    set("initial_weights=null");
     set("resources.slots_per_trial=" + std::to_string(slots));
     set("resources.cores_per_slot=auto");
     set("resources.slot_type=cpu");
@@ -190,10 +191,10 @@ std::filesystem::path BesideValidation::checkpoint_of(std::int64_t batch) const 
   return session_.checkpoint_folder() / ("step-" + std::to_string(batch));
 }
 
-BesideValidation::Answer BesideValidation::take(const std::function<bool()>& is_being_written) {
+BesideValidation::Answer BesideValidation::take() {
   const std::string key = "train/validated-beside-" + std::to_string(taken_++);
   comm::ControlPlane& control = session_.control();
-  if (session_.world().rank == 0) control.set(key, wait_for_result(is_being_written).dump());
+  if (session_.world().rank == 0) control.set(key, wait_for_result().dump());
   std::optional<std::string> text;
   while (!(text = control.get_within(key, kPeriod))) Pulse::own().move();
   const Json result = Json::parse(*text);
@@ -216,21 +217,21 @@ std::optional<Json> BesideValidation::find_earlier_result() const {
   return found;
 }
 
-Json BesideValidation::wait_for_result(const std::function<bool()>& is_being_written) {
+Json BesideValidation::wait_for_result() {
   if (!processes_) {  // the run goes on from a checkpoint
     if (auto found = find_earlier_result()) return *found;
     ask(awaited_);
   }
   const fs::path checkpoint = checkpoint_of(awaited_);
+  std::error_code code;
+  if (!fs::exists(checkpoint / checkpoints::kManifestFile, code)) {
+    throw Error("the validation of batch " + std::to_string(awaited_) + " has no result, because its checkpoint " +
+                    checkpoint.string() + " is not there any more",
+                "leave checkpoints that await their validation where they are (awaits_validation in manifest.json)");
+  }
   for (int starts = 1;;) {
     Pulse::own().move();
     if (auto found = find_result(processes_->metrics(), awaited_)) return *found;
-    std::error_code code;
-    if (!is_being_written() && !fs::exists(checkpoint / checkpoints::kManifestFile, code)) {
-      throw Error("the validation of batch " + std::to_string(awaited_) + " has no result, because its checkpoint " +
-                      checkpoint.string() + " is not there",
-                  "the log says why it could not be written; without validation.beside validations need no checkpoint");
-    }
     const auto ended = processes_->process->wait(kLook);
     if (!ended) continue;
     if (auto found = find_result(processes_->metrics(), awaited_)) return *found;

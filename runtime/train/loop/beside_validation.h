@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,9 +34,8 @@ class BesideValidation {
     std::string checkpoint;  // its folder
   };
   // Waits for the result, whose metrics have the bits of a validation by the ranks. Processes that have ended are
-  // started again, twice at most. `is_being_written`: called on rank 0, true while a checkpoint is being written. Error
-  // if there is no result. Collective.
-  Answer take(const std::function<bool()>& is_being_written);
+  // started again, twice at most. The checkpoint is durable. Error if there is no result. Collective.
+  Answer take();
 
   void visit(StateVisitor& visitor);
 
@@ -45,7 +43,7 @@ class BesideValidation {
   struct Processes;
   std::filesystem::path checkpoint_of(std::int64_t batch) const;
   // Return a line of metrics.jsonl of the processes, on rank 0.
-  Json wait_for_result(const std::function<bool()>& is_being_written);
+  Json wait_for_result();
   std::optional<Json> find_earlier_result() const;
 
   rank::RankSession& session_;

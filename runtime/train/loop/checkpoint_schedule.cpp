@@ -150,10 +150,6 @@ void CheckpointSchedule::take_for_validation() {
   take("validation", std::nullopt, /*may_wait=*/true, /*last=*/false, /*awaits_validation=*/true);
 }
 
-void CheckpointSchedule::complete_copies() {
-  if (taken_) taken_->complete_copies();
-}
-
 void CheckpointSchedule::note_validation(const std::filesystem::path& checkpoint, std::int64_t batch,
                                          std::optional<double> metric) {
   const std::string& name = session_.experiment().searcher.metric;
@@ -212,8 +208,8 @@ void CheckpointSchedule::take_last(const char* reason, std::optional<double> met
   take(reason, metric, /*may_wait=*/true, /*last=*/true);
 }
 
-bool CheckpointSchedule::finish() {
-  return taken_ && taken_->finish();
+bool CheckpointSchedule::make_durable() {
+  return taken_ && taken_->make_durable();
 }
 
 }  // namespace dtrain::train

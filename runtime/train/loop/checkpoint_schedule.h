@@ -59,8 +59,6 @@ class CheckpointSchedule {
   void after_validation(const Validation::Result& validated);
   // The same for a validation beside the training, which evaluates the checkpoint.
   void take_for_validation();
-  // As Checkpoints::complete_copies().
-  void complete_copies();
   // Notes in a checkpoint of this run, and in the run's events, that its validation has ended. Rank 0.
   void note_validation(const std::filesystem::path& checkpoint, std::int64_t batch, std::optional<double> metric);
   // After an optimizer step: allocates memory and starts the saver, once. Returns true if it has done so.
@@ -72,8 +70,8 @@ class CheckpointSchedule {
   void end_copies_by_updates();
   // Takes the last checkpoint, which no update follows. Collective.
   void take_last(const char* reason, std::optional<double> metric);
-  // Waits until the last checkpoint is durable. As Checkpoints::finish(). Collective.
-  bool finish();
+  // Waits until the last checkpoint is durable. As Checkpoints::make_durable(). Collective.
+  bool make_durable();
 
   // Returns the time between checkpoints where the experiment names no length: so long that they cost at most 0.5% of
   // the time, between one and ten minutes. `cost_s`: the cost of the last checkpoint.

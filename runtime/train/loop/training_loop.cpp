@@ -102,7 +102,7 @@ TrainingLoop::End TrainingLoop::end(Outcome outcome) {
   callbacks_.tell<&Callback::on_training_end>();
   measured_.deep_window.finish(position_.batches);
   measured_.counted_batches.finish();
-  return {.stopped = outcome == Outcome::kStopped, .saved = checkpoints_.finish()};
+  return {.stopped = outcome == Outcome::kStopped, .saved = checkpoints_.make_durable()};
 }
 
 void TrainingLoop::start_epoch(std::int64_t epoch) {
@@ -364,8 +364,8 @@ void TrainingLoop::accept_validation() {
   BesideValidation::Answer answer;
   {
     const PhaseScope phase(session_.recorder(), Phase::kValidation);
-    checkpoints_.complete_copies();
-    answer = beside_.take([this] { return checkpoints_.saver_busy(); });
+    checkpoints_.make_durable();
+    answer = beside_.take();
   }
   const Validation::Result result = validation_.accept(answer.reduced, answer.batch, answer.epoch);
   if (session_.world().rank == 0) checkpoints_.note_validation(answer.checkpoint, answer.batch, result.metric);
