@@ -144,7 +144,7 @@ Server::Server(const Options& options) : base_path_(options.base_path) {
   const bool is_v6 = options.address.find(':') != std::string::npos;
   const std::string place =
       (is_v6 ? "[" + options.address + "]" : options.address) + ":" + std::to_string(options.port);
-  const std::array<const char*, 13> settings = {"listening_ports",
+  const std::array<const char*, 15> settings = {"listening_ports",
                                                 place.c_str(),
                                                 "num_threads",
                                                 kThreads,
@@ -156,6 +156,8 @@ Server::Server(const Options& options) : base_path_(options.base_path) {
                                                 "4000",
                                                 "enable_directory_listing",
                                                 "no",
+                                                "tcp_nodelay",  // an answer is written in two parts
+                                                "1",
                                                 nullptr};
   context_ = mg_start(&callbacks, this, const_cast<const char**>(settings.data()));
   if (!context_) {

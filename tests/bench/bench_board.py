@@ -1,6 +1,7 @@
 """What `dtrain board` costs: 100 runs of 100,000 points, and TensorBoard's and MLflow's page of the same data beside it.
 
-    bench_board.py BIN [--json] [--quick] [--runs N] [--points N] [--cases board,step,tensorboard,mlflow] [--data FOLDER] [--mlflow FOLDER]
+    bench_board.py BIN [--json] [--quick] [--runs N] [--points N] [--pairs N] [--data FOLDER] [--mlflow FOLDER]
+                   [--cases board,step,tensorboard,mlflow]
 
 A point is a line of metrics.jsonl: a loss, an accuracy, the learning rate and the norm of the gradients of a batch. --quick has 2,000 in
 each run, and fewer turns of the step. --data keeps the runs that are made up in a folder, for the next time.
@@ -19,7 +20,8 @@ MLflow is not in .deps: `pip install --target FOLDER mlflow`, and --mlflow FOLDE
 
 step: the median step of a training on one core, in turns of a second with an open board (a client listens to the run's events and asks for
 what the page asks for) and with the board stopped: step_ratio and its 95% interval (goal: it ends below 1.01). busy_step: the same with a rank
-on each core of this machine, so that the board has none for itself (not with --quick).
+on each core of this machine, so that the board has none for itself (not with --quick). step_board_cores: the cores that the board kept busy,
+its analyses included, while it was open.
 """
 import argparse
 import contextlib
@@ -92,12 +94,14 @@ def write_runs(folder, runs, points):
         place = made / "runs" / f"{run + 1:04}-{name}"
         place.mkdir(parents=True)
         with open(place / "metrics.jsonl", "w") as file:
-            file.writelines(f'{head}{{"loss":{loss:.6f},"accuracy":{accuracy:.6f}}}}}\n' for head, (loss, accuracy) in zip(heads, values_of(run, points)))
+            file.writelines(f'{head}{{"loss":{loss:.6f},"accuracy":{accuracy:.6f}}}}}\n'
+                            for head, (loss, accuracy) in zip(heads, values_of(run, points)))
         plan = {"name": name, "started_by": "dtrain", "world_size": 1, "experiment": {"name": name, "hyperparameters": {
             "learning_rate": 0.01 * (1 + run % 5), "width": 64 << run % 3}, "searcher": {"metric": "accuracy", "smaller_is_better": False}}}
         (place / "plan.json").write_text(json.dumps(plan))
         end = 0.05 * points
-        events = [{"time": utc(0), "event": "run_started", "rank": -1, "pid": 1, "host": "nodea"}, {"time": utc(0), "event": "attempt_started", "rank": -1, "attempt": 1},
+        events = [{"time": utc(0), "event": "run_started", "rank": -1, "pid": 1, "host": "nodea"},
+                  {"time": utc(0), "event": "attempt_started", "rank": -1, "attempt": 1},
                   {"time": utc(end), "event": "run_ended", "rank": -1, "pid": 1, "host": "nodea", "state": "done", "exit_code": 0}]
         (place / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     (made / "complete").touch()
@@ -134,6 +138,12 @@ def family_mb(pid):
         with contextlib.suppress(OSError):
             total += int(re.search(r"^Pss:\s+(\d+)", Path(f"/proc/{one}/smaps_rollup").read_text(), re.M)[1])
     return total / 1024
+
+
+def cpu_s(pid):
+    """Of the process and its children that have ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def free_port():
@@ -326,7 +336,8 @@ def mlflow_case(folder, runs, points, data, result, left_out):
     ids = fill_mlflow(f"sqlite:///{file}", folder, runs, points)
     url = f"http://127.0.0.1:{(port := free_port())}/ajax-api/2.0/mlflow"
     began = time.monotonic()
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{file}", "--port", str(port), "--host", "127.0.0.1", "--workers", "1"]
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{file}", "--port", str(port),
+               "--host", "127.0.0.1", "--workers", "1"]
     with server(command, PYTHONPATH=str(folder)) as process:
         asked = {"experiment_ids": ["0"], "max_results": runs}
         wait_until(lambda: (found := answered(f"{url}/runs/search", asked)) and len(found.get("runs", [])) == runs, "MLflow's list", pause=0.1)
@@ -382,7 +393,7 @@ def step_case(build, ranks, pairs, turn_s, name, result):
             board = Board(build, folder, folder / "cache")
             viewer = Viewer(board, "0001-watched")
             wait_until(lambda: viewer.asked >= 3, "the open page")
-            turns, rng = [], random.Random(1)
+            turns, rng, before = [], random.Random(1), cpu_s(board.process.pid)
             for _ in range(pairs):
                 for is_open in rng.sample((True, False), 2):
                     board.process.send_signal(signal.SIGCONT if is_open else signal.SIGSTOP)
@@ -390,6 +401,7 @@ def step_case(build, ranks, pairs, turn_s, name, result):
                     time.sleep(turn_s)
                     turns.append((is_open, begin, time.monotonic_ns()))
             board.process.send_signal(signal.SIGCONT)
+            result[f"{name}_board_cores"] = (cpu_s(board.process.pid) - before) / (pairs * turn_s)
         finally:
             launch.send_signal(signal.SIGINT)
             launch.wait(60)
@@ -405,7 +417,7 @@ def step_case(build, ranks, pairs, turn_s, name, result):
         for is_open, begin, end in turns:
             inside = [wall for start, wall in steps if begin <= start and start + wall <= end]
             if len(inside) < 5:
-                raise RuntimeError(f"a turn has {len(inside)} steps in full: a step of this machine is too long, or the records are windows by then")
+                raise RuntimeError(f"a turn has {len(inside)} steps in full: they are too long here, or the records are windows by then")
             medians.append((is_open, statistics.median(inside)))
         logs = [math.log(dict(pair)[True] / dict(pair)[False]) for pair in zip(medians[::2], medians[1::2])]
         middle, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
@@ -419,6 +431,7 @@ def main():
     parser.add_argument("bin")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--pairs", type=int, help="of turns of the step (60, with --quick 8)")
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--points", type=int)
     parser.add_argument("--cases", default="board,step,tensorboard,mlflow")
@@ -429,15 +442,17 @@ def main():
     points = options.points or (2_000 if options.quick else 100_000)
     result, left_out = {"runs": options.runs, "points": points}, {}
     with contextlib.ExitStack() as stack:
-        folder = options.data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-board-", dir=os.environ.get("TMPDIR", "/var/tmp"))))
+        disk = os.environ.get("TMPDIR", "/var/tmp")
+        folder = options.data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-board-", dir=disk)))
         place = write_runs(folder, options.runs, points)
         cases = options.cases.split(",")
         if "board" in cases:
             board_case(build, place, options.runs, result, left_out, 3 if options.quick else 5)
         if "step" in cases:
-            step_case(build, 1, 8 if options.quick else 60, 1.0, "step", result)
+            pairs = options.pairs or (8 if options.quick else 60)
+            step_case(build, 1, pairs, 1.0, "step", result)
             if not options.quick:
-                step_case(build, os.cpu_count(), 60, 1.0, "busy_step", result)
+                step_case(build, os.cpu_count(), pairs, 1.0, "busy_step", result)
         if "tensorboard" in cases:
             tensorboard_case(build, place, options.runs, points, result, left_out)
         if "mlflow" in cases:

@@ -49,7 +49,8 @@ def write_events(run, number, *events):
             if content is None:
                 event.session_log.status = SessionLog.START
             elif isinstance(content, bytes):
-                event.summary.value.append(Summary.Value(tag=name, image=Summary.Image(height=8, width=8, colorspace=1, encoded_image_string=content)))
+                image = Summary.Image(height=8, width=8, colorspace=1, encoded_image_string=content)
+                event.summary.value.append(Summary.Value(tag=name, image=image))
             elif isinstance(content, list):
                 bins = HistogramProto(min=min(content), max=max(content), num=len(content), sum=sum(content), sum_squares=0,
                                       bucket_limit=sorted(content), bucket=[1] * len(content))
@@ -309,7 +310,9 @@ class Server(Case):
         self.assertEqual(set(rows(board)) - before, {run, new})  # it went on in its own folder
 
     def end_of(self, board, run, batches=40):
-        wait_until(lambda: (row := rows(board)[run]).get("state") == "done" and row["batches"] == batches and "now" not in row, "the end of the run")
+        def is_done(row):
+            return row.get("state") == "done" and row["batches"] == batches
+        wait_until(lambda: is_done(rows(board)[run]), "the end of the run")
         # Its launcher writes the report after that.
         wait_until(lambda: not [task for task in board.json("/api/queue")["tasks"] if not task["ended"]], "the end of its task")
 
@@ -473,7 +476,8 @@ class Page(Case):
         problems = page.evaluate("""async () => {
           await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));  // what observes sizes has done so
           const problems = [], shown = (element) => element.checkVisibility();
-          const name = (element) => element.getAttribute('aria-label') || [...(element.labels || [])].map((label) => label.textContent).join(' ') || element.textContent;
+          const name = (element) => element.getAttribute('aria-label') ||
+            [...(element.labels || [])].map((label) => label.textContent).join(' ') || element.textContent;
           for (const element of document.querySelectorAll('button, input, select, textarea, a[href]')) {
             if (shown(element) && !name(element).trim()) problems.push(`no name: ${element.outerHTML.slice(0, 100)}`);
           }
@@ -490,7 +494,8 @@ class Page(Case):
           const ids = [...document.querySelectorAll('[id]')].map(({id}) => id);
           if (new Set(ids).size !== ids.length) problems.push('an id is there twice');
           for (const place of document.querySelectorAll('.scroll')) {
-            if (shown(place) && place.scrollWidth > place.clientWidth && place.tabIndex < 0) problems.push(`not scrolled by keyboard: ${place.getAttribute('aria-label')}`);
+            if (!shown(place) || place.scrollWidth <= place.clientWidth || place.tabIndex >= 0) continue;
+            problems.push(`not scrolled by keyboard: ${place.getAttribute('aria-label')}`);
           }
           return problems;
         }""")
