@@ -9,6 +9,7 @@
 //   DTRAIN_FAULT_MARK    a file that is made before the process dies here
 //   DTRAIN_FAULT_AFTER   calls count once this file is there
 //   DTRAIN_FAULT_READS   files that are opened count, too, though that changes nothing
+//   DTRAIN_FAULT_MESSAGES   messages to other processes of this machine count, and nothing else does
 //   DTRAIN_FAULT_LOG     the file for the lines
 //   DTRAIN_FAULT_NO_EXCHANGE, DTRAIN_FAULT_NO_DIRECT   the file system knows no RENAME_EXCHANGE, no O_DIRECT
 #include <cerrno>
@@ -22,6 +23,7 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -35,6 +37,7 @@ struct Layer {
   std::string after = text("DTRAIN_FAULT_AFTER");
   long at = std::atol(text("DTRAIN_FAULT_AT").c_str());
   bool reads = std::getenv("DTRAIN_FAULT_READS") != nullptr;
+  bool messages = std::getenv("DTRAIN_FAULT_MESSAGES") != nullptr;
   bool no_exchange = std::getenv("DTRAIN_FAULT_NO_EXCHANGE") != nullptr;
   bool no_direct = std::getenv("DTRAIN_FAULT_NO_DIRECT") != nullptr;
   int log = -1;
@@ -196,6 +199,12 @@ int synchronise(const char* name, int fd) {
   return change(path_of(fd), Needs::kNothing, folder ? "syncdir" : "fsync", [&] { return real<int(int)>(name)(fd); });
 }
 
+bool is_local_socket(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0 && address.ss_family == AF_UNIX;
+}
+
 mode_t mode_from(int flags, va_list arguments) {
   return (flags & O_CREAT) ? static_cast<mode_t>(va_arg(arguments, unsigned)) : 0;
 }
@@ -280,6 +289,13 @@ int remove(const char* path) noexcept {
 int unlinkat(int folder, const char* path, int flags) noexcept {
   const auto call = [&] { return real<int(int, const char*, int)>("unlinkat")(folder, path, flags); };
   return change(path_at(folder, path), Needs::kNothing, "remove", call);
+}
+
+ssize_t sendmsg(int fd, const msghdr* message, int flags) {
+  const auto call = [&] { return real<ssize_t(int, const msghdr*, int)>("sendmsg")(fd, message, flags); };
+  if (!layer().messages || !is_local_socket(fd)) return call();
+  const Guard guard(layer().mutex);
+  return fate_of(Needs::kNothing) == Fate::kFail ? -1 : call();
 }
 
 int fcntl(int fd, int command, ...) {

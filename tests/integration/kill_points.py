@@ -2,12 +2,13 @@
 
     kill_points.py BIN [--cases 12] [--seed 1] [--only STEP]
 
-A case is one death: in attempt N of a run, rank R gets SIGKILL instead of its n-th call to the file system below a folder
-(tests/checkpoint/fault_layer.cpp). The folder and the calls say at which step of the recovery that is; n, R and the order of the
-steps are drawn by the seed, which is printed. Each attempt of a run has such a death, or two of them, until no cases are left to it;
-the deaths of later attempts are deaths during a recovery.
+A case is one death: in attempt N of a run, rank R gets SIGKILL instead of its n-th call to the file system below a folder, or of its
+n-th message to another process (tests/checkpoint/fault_layer.cpp). The folder and the calls say at which step of the recovery that
+is; n, R and the order of the steps are drawn by the seed, which is printed. Each attempt of a run has such a death, or two of them,
+until no cases are left to it; the deaths of later attempts are deaths during a recovery.
 
-The script fails if a run ends in another way than the undisturbed one, or if not half of the deaths came about: a call may never come.
+The script fails if a run ends in another way than the undisturbed one, or if not half of the deaths came about, or none of several at
+one step: a call may never come.
 The runs stay where it fails.
 """
 import argparse
@@ -22,13 +23,16 @@ from kills import Launch, samples
 from resume import differences, what_is_left
 
 RANKS = 2
-BATCHES = 240
+BATCHES = 180
+STEP_MS = 12  # so long that publishing a rank's own state takes a small share of it: then survivors complete states
 DEATHS_OF_A_RUN = 4
-# Where a rank dies: {name: (folder, most calls, also opened files)}. The steps with AFTER are those of a survivor of another death.
+SEVERAL = 4  # a step that is drawn so often must be reached once
+# Where a rank dies: {name: (folder, most calls, also opened files)}; "messages" are in no folder. The steps with AFTER are those of a
+# survivor of another death.
 STEPS = {
     "batch": ("samples", 40, False),      # at the start of a batch; the others must notice it
     "publish": ("memory", 20, False),     # while a state by the clock is written to memory
-    "notice": ("run", 3, True),           # a survivor, where it reports that it stops
+    "notice": ("messages", 1, False),     # a survivor, where it tells the launcher that it saves, or stops
     "complete": ("memory", 8, True),      # a survivor, where the ranks agree on the last batch and its state is completed
     "rebuild": ("rendezvous", 3, False),  # rank 0 of the next attempt, where it says how it is reached
     "open": ("run", 6, True),             # a rank of the next attempt, where it opens the files of the run
@@ -53,7 +57,7 @@ def experiment(build, folder):
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     return write_experiment(
         folder / "experiment.yaml", name="kill_points", entrypoint=str(program),
-        hyperparameters={"global_batch_size": 16 * RANKS, "folder": str(folder), "step_ms": 3},
+        hyperparameters={"global_batch_size": 16 * RANKS, "folder": str(folder), "step_ms": STEP_MS},
         resources={"slots_per_trial": RANKS, "slot_type": "cpu"}, searcher={"max_length": {"batches": BATCHES}},
         min_validation_period={"batches": 40}, scheduling_unit=20, min_checkpoint_period={"batches": 20}, max_restarts=1000,
         recovery={"standby": 0}, communication={"timeout": 20})
@@ -78,8 +82,8 @@ def draw(dice, steps, folder):
         death = folder / f"death-{attempt}"
         for step, rank in [("batch", 1 - rank), (step, rank)] if step in AFTER else [(step, rank)]:
             name, most, reads = STEPS[step]
-            root = folder / f"samples-{rank}" if name == "samples" else roots[name]
-            settings = {"ROOT": root, "KIND": "kill", "AT": dice.randint(1, most), "AFTER" if step in AFTER else "MARK": death}
+            where = {"MESSAGES": 1} if name == "messages" else {"ROOT": folder / f"samples-{rank}" if name == "samples" else roots[name]}
+            settings = where | {"KIND": "kill", "AT": dice.randint(1, most), "AFTER" if step in AFTER else "MARK": death}
             settings.update({"READS": 1} if reads else {})
             faults[attempt, rank] = step, " ".join(f"DTRAIN_FAULT_{key}={value}" for key, value in settings.items())
     return faults
@@ -112,7 +116,7 @@ def main():
 
     dice = random.Random(arguments.seed)
     steps = in_some_order(dice, [arguments.only] if arguments.only else list(STEPS))
-    reached, failed = collections.Counter(), 0
+    reached, drawn, failed = collections.Counter(), collections.Counter(), 0
     runs = -(-arguments.cases // DEATHS_OF_A_RUN)
     for number in range(runs):
         folder = workplace.path / f"run-{number}"
@@ -125,6 +129,7 @@ def main():
         dead = deaths_of(json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines())
         hit = [step for (attempt, rank), (step, _) in faults.items() if rank in dead[attempt]]
         reached.update(hit)
+        drawn.update(step for step, _ in faults.values())
         problems = [f"it has left {one}" for one in launch.what_it_leaves()]
         problems += [f"another {one}" for one in differences(expected, what_is_left(folder / "run"))]
         seen, others = samples(folder, RANKS)
@@ -134,8 +139,10 @@ def main():
             print(f"run {number}: {faults}", *problems, sep="\n    ", flush=True)
     print(f"{sum(reached.values())} deaths in {runs} runs: " + ", ".join(f"{step} {count}" for step, count in sorted(reached.items())),
           flush=True)
-    if failed or sum(reached.values()) < arguments.cases / 2:
-        sys.exit(f"{failed} runs differ, and half of the deaths must be reached; the runs are in {workplace.path}")
+    missed = [step for step, times in sorted(drawn.items()) if times >= SEVERAL and not reached[step]]
+    if failed or missed or sum(reached.values()) < arguments.cases / 2:
+        sys.exit(f"{failed} runs differ; never reached, though drawn {SEVERAL} times or more: {', '.join(missed) or 'no step'}; half of "
+                 f"the deaths must be reached; the runs are in {workplace.path}")
     workplace.remove()
 
 
