@@ -118,7 +118,7 @@ class _Indices(data.Sampler):
         self.given.clear()
         draws_anew = False
         skip, place = self.skip, self.skip  # batches of this rank: to be left out, and the next one's number
-        for batch, drew in self.batches:
+        for number, (batch, drew) in enumerate(self.batches):
             draws_anew |= drew
             self.first = batch if self.first is None else self.first
             count = len(batch) if hasattr(batch, "__len__") else None

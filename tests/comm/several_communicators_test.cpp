@@ -41,7 +41,8 @@ void wait_in_a_circle(TestWorld world, bool one_host,
   constexpr std::size_t kCount = 1'000'003;
   for (int r = 0; r < world.size && !one_host; ++r) world.hosts.push_back("host-" + std::to_string(r));
   world.timeout = std::chrono::seconds(20);
-  std::atomic<int> calls = 0;  // a rank that gets the processor late finds all of its operations complete, and drives nothing
+  std::atomic<int> calls =
+      0;  // a rank that gets the processor late finds all of its operations complete, and drives nothing
   test::run_control_ranks(world, [&](ControlPlane& control) {
     UnderWay under_way;
     CommunicatorOptions options = world.communicator_options();

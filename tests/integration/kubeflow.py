@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 
-from harness import BUILD, DEADLINE, Result, WorkplaceTest, environment, launch, main, run, wait_until, write_job
+from harness import BUILD, DEADLINE, Result, WorkplaceTest, environment, launch, main, wait_until, write_job
 from trainer_server import PATH, TrainerServer
 
 WARNING = "Kubeflow does not get the progress of the run: "

@@ -5,7 +5,6 @@
 Compared is what tests/integration/virtual_ranks.py compares. Random numbers of torch, numpy and random are drawn for each sample,
 each batch and each order of samples. --long: all numbers of ranks, and a loader of dtrain's own.
 """
-import sys
 from pathlib import Path
 
 import forked

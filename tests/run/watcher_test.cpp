@@ -116,8 +116,9 @@ TEST_F(Watching, RanksThatDoNotJoinAreNamedOnceWithWhatTheyHaveToCall) {
   plan_.command = {"python3", "-m", "dtrain.rank", "/somewhere/train.py", "--"};
   const HurriedClock clock;
   AbsentRanks ranks;
-  watch_ranks({{folder_, events_, screen_, status_, clock, variables_, signals_, task_}, plan_, {}, {}, nullptr, standby_},
-              ranks);
+  watch_ranks(
+      {{folder_, events_, screen_, status_, clock, variables_, signals_, task_}, plan_, {}, {}, nullptr, standby_},
+      ranks);
   EXPECT_EQ(count_of(shown(), "not every rank has joined the run within 30 s"), 1) << shown();
   EXPECT_THAT(shown(), HasSubstr("session = dtrain.init()"));
 }

@@ -184,12 +184,11 @@ class Keeper {
     const std::int64_t saved = last_saved();
     const char* const one = gone.empty() ? "takes part" : "has not come back";
     const char* const several = gone.empty() ? "take part" : "have not come back";
-    std::fprintf(stderr,
-                 "dtrain: host%s %s %s: the run %s with %s in place of %s; another number of ranks gives other bits\n",
-                 changed.size() == 1 ? "" : "s", ranges_text(changed, ", ").c_str(),
-                 changed.size() == 1 ? one : several,
-                 saved > 0 ? ("goes on from batch " + std::to_string(saved)).c_str() : "begins anew",
-                 text_of_ranks(run_.hosts).c_str(), text_of_ranks(before).c_str());
+    std::fprintf(
+        stderr, "dtrain: host%s %s %s: the run %s with %s in place of %s; another number of ranks gives other bits\n",
+        changed.size() == 1 ? "" : "s", ranges_text(changed, ", ").c_str(), changed.size() == 1 ? one : several,
+        saved > 0 ? ("goes on from batch " + std::to_string(saved)).c_str() : "begins anew",
+        text_of_ranks(run_.hosts).c_str(), text_of_ranks(before).c_str());
     if (!is_first()) return;
     write_event("hosts_changed", {{"hosts", run_.hosts},
                                   {"before", before},
