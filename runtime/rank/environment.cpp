@@ -296,12 +296,13 @@ bool is_number(const std::string& text) {
 
 // "4"; or "2:4", the least and the largest number of hosts.
 void read_nodes(const Variables& variables, NodeEnvironment& node) {
-  const auto number = [&](const std::string& text) {
-    Variables one = variables;
-    one[kNodes] = text;
-    return Family(one, kNodes, "a TrainJob").number(kNodes, 1, 100'000);
-  };
   const std::string& text = variables.at(kNodes);
+  const auto number = [&](const std::string& part) {
+    const auto value = to_number<int>(part);
+    if (value && *value >= 1 && *value <= 100'000) return *value;
+    throw ConfigError("environment: PET_NNODES=" + text + " is neither a number from 1 to 100000 nor two such numbers",
+                      "give the number of hosts, or the least and the largest one: PET_NNODES=2:4");
+  };
   const auto colon = text.find(':');
   node.least = number(text.substr(0, colon));
   node.nodes = colon == std::string::npos ? node.least : number(text.substr(colon + 1));

@@ -285,10 +285,10 @@ TEST(NodeEnvironment, WhatIsMissingOrWrongIsNamed) {
   variables["PET_NODE_RANK"] = "3";
   EXPECT_EQ(error(variables), "environment: PET_NODE_RANK=3 is not a number from 0 to 2");
   variables = kPod;
-  for (const auto& [value, expected] :
-       std::map<std::string, std::string>{{"4:2", "environment: PET_NNODES=4:2 names the larger number of hosts first"},
-                                          {"2:", "environment: PET_NNODES= is not a number from 1 to 100000"},
-                                          {"0:4", "environment: PET_NNODES=0 is not a number from 1 to 100000"}}) {
+  for (const auto& [value, expected] : std::map<std::string, std::string>{
+           {"4:2", "environment: PET_NNODES=4:2 names the larger number of hosts first"},
+           {"2:", "environment: PET_NNODES=2: is neither a number from 1 to 100000 nor two such numbers"},
+           {"0:4", "environment: PET_NNODES=0:4 is neither a number from 1 to 100000 nor two such numbers"}}) {
     variables["PET_NNODES"] = value;
     EXPECT_EQ(error(variables), expected);
   }
