@@ -9,6 +9,7 @@ validations took of the loop, `waited_s` what the training waited for those besi
 batch, which always blocks. `equal`: all metrics of all validations, and the final weights, have the same bits.
 """
 import argparse
+import array
 import json
 import os
 import random
@@ -26,7 +27,8 @@ def gpt_data(folder):
     generator = random.Random(1)
     words = ["".join(generator.choice("etaoinshrdlu") for _ in range(generator.randint(2, 8))) for _ in range(300)]
     for part, count in (("training", 60_000), ("validation", 9_000)):
-        (folder / f"{part}.bin").write_text(" ".join(generator.choice(words) for _ in range(count)))
+        text = " ".join(generator.choice(words) for _ in range(count)).encode()
+        (folder / f"{part}.bin").write_bytes(array.array("H", list(text)).tobytes())  # a token is a byte of the text
     return {"training": str(folder / "training.bin"), "validation": str(folder / "validation.bin"), "sample_bytes": 1}
 
 
@@ -37,7 +39,8 @@ def experiments(folder, batches):
         "cnn": {**common, "name": "cnn", "entrypoint": "fashion_mnist", "hyperparameters": {"global_batch_size": 128},
                 "searcher": {"metric": "accuracy", "smaller_is_better": False, **length}, "data": {"folder": FASHION}},
         "gpt": {**common, "name": "gpt", "entrypoint": "gpt",
-                "hyperparameters": {"layers": 4, "heads": 4, "width": 128, "length": 128, "global_batch_size": 8},
+                "hyperparameters": {"layers": 4, "heads": 4, "width": 128, "length": 128, "global_batch_size": 8, "learning_rate": 0.002,
+                                    "warmup_steps": 40, "total_steps": batches},
                 "searcher": {"metric": "perplexity", **length}, "data": gpt_data(folder)}}
 
 
@@ -58,15 +61,9 @@ class Bench:
         summary = json.loads(subprocess.run([self.dtrain, "summary", run, "--json"], env=self.environment, stdout=subprocess.PIPE,
                                             check=True).stdout)
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        return {"loop_s": summary["loop_s"], "validation_s": self.validation_s(summary),
+        return {"loop_s": summary["loop_s"], "validation_s": summary["phases"]["validation"]["seconds"],
                 "metrics": [(line["batch"], line["metrics"]) for line in lines if line["kind"] == "validation"],
                 "weights": (run / "checkpoints/final/model.safetensors").read_bytes()}
-
-    @staticmethod
-    def validation_s(summary):
-        return max(sum(phase["seconds"] for phase in rank.get("phases", []) if phase["name"] == "validation")
-                   if isinstance(rank.get("phases"), list) else rank.get("phases", {}).get("validation", 0.0)
-                   for rank in summary["ranks"])
 
     def compare(self, experiment, slots, rounds):
         ratios, found, equal = [], {False: [], True: []}, True
