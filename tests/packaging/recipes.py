@@ -608,7 +608,7 @@ void MeanAbsoluteError::check_target(const worker::LossInput&) const {}
         recipe = Recipe(self)
         recipe.replace(header, "  virtual void on_checkpoint(", "  virtual void on_stop(const Position&) {}\n  virtual void on_checkpoint(")
         recipe.replace(header, "kCallbackEvents{\n", 'kCallbackEvents{\n    CallbackEvent<&Callback::on_stop>{"on_stop"},\n')
-        recipe.replace(loop, "  if (stopped) session_.begin_last_save();\n", "  if (stopped) callbacks_.tell<&Callback::on_stop>();\n")
+        recipe.replace(loop, "    session_.begin_last_save();\n", "    callbacks_.tell<&Callback::on_stop>();\n")
         recipe.replace("python/dtrain/trial.py", "    def on_checkpoint(", "    def on_stop(self, batch: int, epoch: int) -> None: ...\n"
                        "    def on_checkpoint(")
         self.assertFollows(recipe, "a callback event")
