@@ -481,6 +481,18 @@ class Changing(PodsTest):
         plan = result.json("plan.json")
         self.assertEqual((len(plan["ranks"]), plan["effective_batch_size"]), (2, plan["global_batch_size"]))
 
+    def test_virtual_ranks_keep_the_bits(self):
+        sets = ["reproducibility.virtual_ranks=4"]
+        pods = self.begin("a", "b", sets=sets)
+        self.reached_checkpoint()
+        pods = self.lose("b", pods)
+        self.expect(pods, 0)
+        self.assertRegex(pods[0].output(), r"with 2 ranks on 1 host in place of 4 ranks on 2 hosts; virtual ranks keep the bits")
+        weights = Result(0, "", self.run_dir).weights_file.read_bytes()
+        self.run_dir = self.work.new_run()
+        self.expect(self.begin("a", sets=sets, seconds=0), 0)
+        self.assertEqual(Result(0, "", self.run_dir).weights_file.read_bytes(), weights)
+
     def test_a_host_that_comes_back_in_time_keeps_the_number(self):
         pods = self.begin("a", "b", seconds=60)
         self.reached_checkpoint()

@@ -163,9 +163,9 @@ class Keeper {
     const std::vector<int> before = std::exchange(run_.hosts, hosts);
     if (run_.started > 0 && before.size() != hosts.size()) say_change(before);
     if (trains()) return;
-    std::fprintf(stderr,
-                 "dtrain: %s waits for a place: the ranks of %s train, and those of more do not divide the batch\n",
-                 keepers_->name_of(node_.rank).c_str(), count_of(place_.nodes, "host").c_str());
+    std::fprintf(stderr, "dtrain: %s waits for a place: the ranks of %s train, and those of more %s\n",
+                 keepers_->name_of(node_.rank).c_str(), count_of(place_.nodes, "host").c_str(),
+                 plan_.experiment.virtual_ranks > 0 ? "are more than the virtual ranks" : "do not divide the batch");
   }
 
   void say_change(const std::vector<int>& before) {
@@ -184,11 +184,13 @@ class Keeper {
     const std::int64_t saved = last_saved();
     const char* const one = gone.empty() ? "takes part" : "has not come back";
     const char* const several = gone.empty() ? "take part" : "have not come back";
-    std::fprintf(
-        stderr, "dtrain: host%s %s %s: the run %s with %s in place of %s; another number of ranks gives other bits\n",
-        changed.size() == 1 ? "" : "s", ranges_text(changed, ", ").c_str(), changed.size() == 1 ? one : several,
-        saved > 0 ? ("goes on from batch " + std::to_string(saved)).c_str() : "begins anew",
-        text_of_ranks(run_.hosts).c_str(), text_of_ranks(before).c_str());
+    const bool same_bits = plan_.experiment.virtual_ranks > 0;
+    std::fprintf(stderr, "dtrain: host%s %s %s: the run %s with %s in place of %s; %s\n",
+                 changed.size() == 1 ? "" : "s", ranges_text(changed, ", ").c_str(),
+                 changed.size() == 1 ? one : several,
+                 saved > 0 ? ("goes on from batch " + std::to_string(saved)).c_str() : "begins anew",
+                 text_of_ranks(run_.hosts).c_str(), text_of_ranks(before).c_str(),
+                 same_bits ? "virtual ranks keep the bits" : "another number of ranks gives other bits");
     if (!is_first()) return;
     write_event("hosts_changed", {{"hosts", run_.hosts},
                                   {"before", before},

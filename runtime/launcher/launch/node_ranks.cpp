@@ -43,18 +43,26 @@ int ranks_of_node(const config::Experiment& experiment, const rank::NodeEnvironm
                     "set PET_NPROC_PER_NODE to the number of ranks on each host");
 }
 
-// Those by whose ranks the batch divides exactly: a run whose batches change with a host is another run.
+// Those by whose ranks the batch divides exactly: a run whose batches change with a host is another run. Virtual ranks
+// divide it in the same way for any number of ranks up to theirs.
 std::vector<int> numbers_of_hosts(const config::Experiment& experiment, const rank::NodeEnvironment& node, int ranks) {
   if (!node.may_change()) return {node.nodes};
   const std::int64_t batch = experiment.global_batch_size;
   std::vector<int> numbers;
   std::vector<std::string> tried;
   for (int hosts = node.least; hosts <= node.nodes; ++hosts) {
-    const int parts = experiment.parts_of_batch(hosts * ranks);
-    if (batch <= 0 || batch % parts == 0) numbers.push_back(hosts);
-    tried.push_back(std::to_string(parts));
+    const int started = hosts * ranks;
+    const bool divides = experiment.virtual_ranks > 0 ? started <= experiment.virtual_ranks : batch % started == 0;
+    if (batch <= 0 || divides) numbers.push_back(hosts);
+    tried.push_back(std::to_string(started));
   }
   if (!numbers.empty()) return numbers;
+  if (experiment.virtual_ranks > 0) {
+    throw ConfigError(experiment.file.string() + ": reproducibility.virtual_ranks is " +
+                          std::to_string(experiment.virtual_ranks) + ", and PET_NNODES=" + std::to_string(node.least) +
+                          ":" + std::to_string(node.nodes) + " starts at least " + tried.front() + " ranks",
+                      "set a smaller PET_NPROC_PER_NODE; another number of virtual ranks gives other bits");
+  }
   throw ConfigError(experiment.file.string() + ": hyperparameters.global_batch_size: " + std::to_string(batch) +
                         " is not divided exactly by " + join(tried, ", ") +
                         ", the numbers of ranks of PET_NNODES=" + std::to_string(node.least) + ":" +
