@@ -315,7 +315,8 @@ std::optional<std::int64_t> Generations::save_as_survivor() {
   layout_->model().write_header(model);
   layout_->optimizer().write_header(optimizer);
   layout_->model().write_data(model, 0, layout_->model().data_bytes(), /*is_first=*/true, from_device);
-  snapshot_.copy_all_now(std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostThreads));
+  const int cores = static_cast<int>(std::thread::hardware_concurrency()) * session_.world().local_size;
+  snapshot_.copy_all_now(std::clamp(cores, 1, kMostThreads));
   checkpoints::GenerationFiles files = files_of({batch, published.front().epoch});
   files.files = {{checkpoints::kModelFile, snapshot_.bytes_of_model(), {}},
                  {checkpoints::kOptimizerFile, snapshot_.bytes_of_optimizer(), {}}};

@@ -1,5 +1,7 @@
 #include "checkpoint/snapshot.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 #include <thread>
@@ -24,6 +26,13 @@ std::size_t pages(std::size_t bytes) {
 bool all_contiguous(const FlatParameters& parameters) {
   const auto all = parameters.parameters();
   return std::all_of(all.begin(), all.end(), [](const auto& parameter) { return parameter.gradient.is_contiguous(); });
+}
+
+// Lets the calling thread run on all cores that the host grants to this process.
+void run_anywhere() {
+  cpu_set_t all;
+  std::memset(&all, 0xff, sizeof all);
+  ::sched_setaffinity(0, sizeof all, &all);
 }
 
 // True if all ranks see the same folder. A file that rank 0 writes shows it.
@@ -136,6 +145,7 @@ StateImage Snapshot::lay_out() {
   return image;
 }
 
+// The copying threads may run on all cores of the host: those of ranks that have ended are free.
 void Snapshot::copy_all_now(int threads) const {
   std::vector<FlatRange> parts;
   for (const FlatRange& group : whole_groups(step_.parameters())) {
@@ -147,8 +157,12 @@ void Snapshot::copy_all_now(int threads) const {
   std::vector<std::shared_ptr<UpdateCopy>> copies;
   for (const FlatRange& part : parts) copies.push_back(make_copy({part}, /*in_two=*/false));
   std::vector<std::jthread> others;
-  for (std::size_t i = 1; i < copies.size(); ++i) others.emplace_back([&copy = *copies[i]] { copy.finish(); });
-  if (!copies.empty()) copies.front()->finish();
+  for (const auto& copy : copies) {
+    others.emplace_back([&copy = *copy] {
+      run_anywhere();
+      copy.finish();
+    });
+  }
 }
 
 std::size_t Snapshot::place_of_optimizer() const {

@@ -82,6 +82,7 @@ void CheckpointSchedule::begin_from(const std::filesystem::path& path,
 
 void CheckpointSchedule::restored() {
   session_.control().barrier("train/resumed");  // no rank writes shared memory that another rank still restores
+  is_restored_ = true;
   last_batch_ = position_.batches;
   taken_->resumed_at(position_.batches);
 }
@@ -165,7 +166,8 @@ void CheckpointSchedule::note_validation(const std::filesystem::path& checkpoint
 }
 
 bool CheckpointSchedule::make_ready() {
-  if (!taken_ || std::exchange(is_ready_, true)) return false;
+  if (!taken_ || is_ready_ || std::exchange(is_restored_, false)) return false;
+  is_ready_ = true;
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kCheckpoint);
   taken_->make_ready();
   return true;

@@ -61,7 +61,8 @@ class CheckpointSchedule {
   void take_for_validation();
   // Notes in a checkpoint of this run, and in the run's events, that its validation has ended. Rank 0.
   void note_validation(const std::filesystem::path& checkpoint, std::int64_t batch, std::optional<double> metric);
-  // After an optimizer step: allocates memory and starts the saver, once. Returns true if it has done so.
+  // After an optimizer step: allocates memory and starts the saver, once: after the second step of a run that goes on
+  // from a checkpoint. Returns true if it has done so.
   bool make_ready();
   // After an optimizer step: takes a checkpoint if one is due. `metric`: of a validation after the same batch.
   void take_if_due(std::optional<double> metric);
@@ -97,12 +98,13 @@ class CheckpointSchedule {
   const std::int64_t period_;  // batches; 0: rank 0 asks for one now and then
   const std::function<void()> before_each_;
   const std::function<void(StateVisitor&)> visit_;
-  Json facts_;                                // about this run, for runs that go on from its checkpoints
-  std::optional<Checkpoints> taken_;          // none in mock runs
-  std::optional<Generations> in_memory_;      // the same
-  std::int64_t last_generation_ = 0;          // the batch at which a state in memory was last taken, or prepared
-  bool is_ready_ = false;                     // make_ready() was called
-  std::int64_t last_batch_ = 0;               // of the last checkpoint taken, or of the one that training goes on from
+  Json facts_;                            // about this run, for runs that go on from its checkpoints
+  std::optional<Checkpoints> taken_;      // none in mock runs
+  std::optional<Generations> in_memory_;  // the same
+  std::int64_t last_generation_ = 0;      // the batch at which a state in memory was last taken, or prepared
+  bool is_ready_ = false;                 // make_ready() was called
+  bool is_restored_ = false;              // no batch has followed yet: the first one is not to wait for make_ready()
+  std::int64_t last_batch_ = 0;           // of the last checkpoint taken, or of the one that training goes on from
   std::optional<Nanoseconds> delayed_since_;  // when the next checkpoint was due, while it waits
   bool told_of_delay_ = false;
 };
