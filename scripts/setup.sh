@@ -60,7 +60,7 @@ readonly build_packages=(
   "${library_packages[@]}"
   dataset-fashion-mnist)
 readonly test_packages=(libgtest-dev libgmock-dev openmpi-bin libopenmpi-dev util-linux procps
-  slurmctld slurmd slurm-client munge iproute2 openssh-server openssh-client nftables
+  slurmctld slurmd slurm-client munge iproute2 openssh-server openssh-client openssl nftables
   zsh groff-base man-db mandoc chromium fonts-dejavu-core patchelf fortunes)  # fortunes: the text of examples/gpt
 # Intel MPI opens the first; limits.py compares with the second; SPDL decodes with FFmpeg's libraries.
 readonly bench_packages=(libfabric1 libdnnl-dev ffmpeg)
