@@ -45,8 +45,18 @@ def other_operation(rank: int) -> str:
     return text_of(lambda: dist.broadcast(torch.ones(3), 0))
 
 
+def others_are_past_it(rank: int) -> None:
+    """Rank 1 leaves the barrier before the others know that it is complete: a fault in between is told of the barrier."""
+    store = dist.distributed_c10d._get_default_store()
+    if rank != 1:
+        store.set(f"past-{rank}", "")
+    else:
+        store.wait([f"past-{other}" for other in range(dist.get_world_size()) if other != 1])
+
+
 def killed(rank: int) -> tuple[str, float]:
     dist.barrier()
+    others_are_past_it(rank)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     began = time.monotonic()
@@ -57,6 +67,7 @@ def killed(rank: int) -> tuple[str, float]:
 def killed_with_a_child(rank: int) -> tuple[str, float]:
     """A data loader's worker has all connections of its rank, and outlives it for some seconds."""
     dist.barrier()
+    others_are_past_it(rank)
     if rank == 1:
         if os.fork() == 0:
             os.close(1)
@@ -71,8 +82,8 @@ def killed_with_a_child(rank: int) -> tuple[str, float]:
 
 def raises(rank: int) -> tuple[str, float]:
     dist.barrier()
+    others_are_past_it(rank)
     if rank == 1:
-        time.sleep(0.5)  # until the other rank, too, knows that the barrier is complete
         sys.last_value = ValueError("the data is gone")  # as an exception that nobody catches
         from dtrain import torch_backend
         torch_backend._announce_end(sys.modules["dtrain._torch_distributed"], os.getpid())
@@ -84,6 +95,7 @@ def raises(rank: int) -> tuple[str, float]:
 
 def leaves(rank: int) -> tuple[str, float]:
     dist.barrier()
+    others_are_past_it(rank)
     began = time.monotonic()
     text = "left" if rank == 1 else text_of(dist.all_reduce, torch.ones(3))
     return text, time.monotonic() - began
@@ -126,6 +138,7 @@ def on_a_crowded_core(rank: int) -> tuple[str, float]:
 def stopped(rank: int) -> str:
     group = dist.new_group(timeout=datetime.timedelta(seconds=5))
     dist.barrier()
+    others_are_past_it(rank)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     return text_of(dist.all_reduce, torch.ones(3), group=group)
@@ -133,6 +146,7 @@ def stopped(rank: int) -> str:
 
 def ends_without_destroying(rank: int) -> tuple[str, float]:
     dist.barrier()
+    others_are_past_it(rank)
     if rank == 1:
         sys.modules["dtrain._torch_distributed"].announce_end("")  # as at the end of a program
         os._exit(0)

@@ -15,6 +15,7 @@ import at_once
 import group_ranks
 import torch
 import torch.distributed as dist
+from failures import others_are_past_it
 from torch.distributed.flight_recorder import fr_trace
 
 
@@ -62,6 +63,7 @@ def other_size(rank: int, prefix: str) -> str:
 
 def is_killed(rank: int, prefix: str) -> str:
     begin(prefix)
+    others_are_past_it(rank)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return fails(lambda: dist.all_reduce(torch.ones(7)))

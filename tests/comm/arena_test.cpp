@@ -421,17 +421,24 @@ TEST(ArenaProcesses, AChildLeavesTheMemoryOfItsParentAlone) {
 
 TEST(ArenaProcesses, ARankThatIsKilledIsNamedAndTheOthersKeepTheirMemory) {
   const TestWorld world(3);
+  int begun[2];
+  ASSERT_EQ(::pipe(begun), 0);
   const auto outcomes = test::run_processes(world, [&](ControlPlane& control, Communicator&) {
     const auto arena = make_arena(control, world.communicator_options());
     const auto comm = make_shm_communicator(control, options_with(world, arena));
     auto* const data = static_cast<float*>(arena->allocate(kMega));
     auto* const other = static_cast<unsigned char*>(arena->allocate(kMega));
     std::memset(other, 9, kMega);
-    comm->barrier().wait();
-    if (comm->rank() == 1) ::raise(SIGKILL);
+    char byte = 0;
+    for (int peers = 0; comm->rank() == 1; ++peers) {
+      if (peers == 2) ::raise(SIGKILL);
+      must(::read(begun[0], &byte, 1) == 1, "a peer has not begun");
+    }
     std::string failure;
     try {
-      comm->all_reduce(data, kMega / sizeof(float), DataType::kFloat32).wait();
+      auto sum = comm->all_reduce(data, kMega / sizeof(float), DataType::kFloat32);
+      must(::write(begun[1], &byte, 1) == 1, "rank 1 does not hear of it");
+      sum.wait();
     } catch (const CommError& error) {
       failure = error.what();
     }
@@ -442,6 +449,7 @@ TEST(ArenaProcesses, ARankThatIsKilledIsNamedAndTheOthersKeepTheirMemory) {
     must(arena->contains(next, kMega) && next != data, "the piece was handed out again");
     must(std::count(other, other + kMega, 9) == static_cast<std::ptrdiff_t>(kMega), "memory has changed");
   });
+  for (const int end : begun) ::close(end);
   EXPECT_EQ(outcomes[1].status.signal, SIGKILL);
   for (const std::size_t r : {0, 2}) EXPECT_TRUE(outcomes[r].status.success()) << outcomes[r].error;
 }

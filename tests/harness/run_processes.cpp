@@ -74,7 +74,12 @@ struct Pipes {
       control->fail({rank, -1, error.what()});
       throw;
     }
-    if (!control->failure()) control->finish();
+    try {
+      if (!control->failure()) control->finish();
+    } catch (const CommError&) {
+      // An operation of fn() may have been told of a failure before the control plane was.
+      if (!control->failure()) throw;
+    }
   } catch (const std::exception& error) {
     const std::string text = error.what();
     write_all(pipes.errors[static_cast<std::size_t>(rank)].write.get(), text.data(),
