@@ -263,14 +263,6 @@ class Draws:
         return mine
 
     @staticmethod
-    def begin(batches: Iterable[Any]) -> Iterator[Any]:
-        """Iterates a loader. That draws a number from torch's stream, which stays as it was: a run that goes on begins in mid-epoch."""
-        before = torch.get_rng_state()
-        iterator = iter(batches)
-        torch.set_rng_state(before)
-        return iterator
-
-    @staticmethod
     def _of_pass(indices: _Indices) -> Iterator[tuple[Any, bool]]:
         indices.source.begin_samplers()
         yield from indices.drawn()
@@ -280,6 +272,14 @@ class Draws:
         self._gathered += 1
         rows = context._native.gather_text(f"loader/{self._number}/{self._gathered}", json.dumps(mine.tolist()))
         return [torch.tensor(json.loads(row), dtype=mine.dtype) for row in rows]
+
+
+def _begun(batches: Iterable[Any]) -> Iterator[Any]:
+    """Iterates a loader. That draws a number from torch's stream, which stays as it was: a run that goes on begins in mid-epoch."""
+    before = torch.get_rng_state()
+    iterator = iter(batches)
+    torch.set_rng_state(before)
+    return iterator
 
 
 class Source:
@@ -410,9 +410,7 @@ class Source:
         indices.skip = skip
         if self._draws is None:
             self.begin_samplers()
-            batches = iter(self._batches)
-        else:
-            batches = self._draws.begin(self._batches)
+        batches = _begun(self._batches)
         has_workers = self._loader.num_workers > 0
         for number in itertools.count(skip):
             if not has_workers:

@@ -8,8 +8,9 @@ import time
 import dtrain
 import torch
 from average import Average
+from drawing_data import DrawingData
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 
 
@@ -45,7 +46,7 @@ optimizer = getattr(torch.optim, session.hyperparameters["optimizer"])(parameter
 accumulates = session.hyperparameters["accumulates"]
 schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.9, patience=0) if accumulates else \
     torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
-data = TensorDataset(torch.randn(90, 12), torch.randint(0, 4, (90,)))
+data = DrawingData(torch.randn(90, 12), torch.randint(0, 4, (90,)))
 loader = DataLoader(data, batch_size=session.hyperparameters["global_batch_size"], shuffle=True)
 average = Average()
 session.keep(average=average)

@@ -4,8 +4,9 @@ import time
 
 import dtrain
 import torch
+from drawing_data import DrawingData
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 
 class Resumed(dtrain.Trial):
@@ -25,7 +26,7 @@ class Resumed(dtrain.Trial):
         context.wrap_lr_scheduler(torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60))
         self.seen = 0
         self.center = torch.zeros(12)
-        self.data = TensorDataset(torch.randn(90, 12), torch.randint(0, 4, (90,)))
+        self.data = DrawingData(torch.randn(90, 12), torch.randint(0, 4, (90,)))
 
     def training_loader(self):
         return DataLoader(self.data, self.context.global_batch_size, shuffle=True)
