@@ -412,6 +412,9 @@ class Source:
             self.begin_samplers()
         batches = _begun(self._batches)
         has_workers = self._loader.num_workers > 0
+        if has_workers and skip > 0 and self._loader.worker_init_fn is not None:
+            self._tell("the run goes on within an epoch, and the loader's worker_init_fn seeds its workers when they start: what they "
+                       "draw in this epoch differs from a run without a break; without a worker_init_fn they are seeded for each batch")
         for number in itertools.count(skip):
             if not has_workers:
                 seed_python(*self.key(True), self.number_of(number))

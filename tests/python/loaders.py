@@ -7,6 +7,7 @@ import collections
 import itertools
 import json
 import resource
+import types
 import unittest
 from pathlib import Path
 
@@ -303,6 +304,15 @@ class Division(unittest.TestCase):
         self.assertNotEqual(first[0][0][0][1:], first[1][0][0][1:])
         other = next(sample_division.Source(loader, 1, 2, 7, whole_batches=True).epoch(0, 0))
         self.assertNotEqual(other[0][1:], first[0][0][0][1:])
+
+    def test_a_run_that_goes_on_says_that_workers_seed_themselves(self):
+        warned = []
+        context = types.SimpleNamespace(_native=types.SimpleNamespace(warn=warned.append))
+        loader = torch.utils.data.DataLoader(range(24), batch_size=4, num_workers=1, worker_init_fn=print, multiprocessing_context="fork")
+        for skip in (0, 3, 2):
+            self.assertEqual(len(self.epoch(loader, skip=skip, context=context)), 6 - skip)
+            self.assertEqual(len(warned), {0: 0, 3: 1, 2: 2}[skip])
+        self.assertIn("worker_init_fn", warned[0])
 
     def test_what_every_rank_reads_is_drawn_alike(self):
         def names(rank=0, ranks=1, **more):
