@@ -24,37 +24,51 @@ bool is_tensor(py::handle value) {
   return THPVariable_Check(value.ptr());
 }
 
-py::object take_tensors(const py::object& value, const std::string& path, TrialState& state) {
+// JSON has no infinity and no nan, and ours no integer of more than 64 bits: such a number becomes {"__float__": "inf"},
+// {"__int__": "36893488147419103233"}.
+constexpr const char* kFloat = "__float__";
+constexpr const char* kInt = "__int__";
+
+bool is_finite(py::handle value) {
+  return std::isfinite(PyFloat_AS_DOUBLE(value.ptr()));
+}
+
+bool has_64_bits(py::handle value) {
+  int overflow = 0;
+  static_cast<void>(PyLong_AsLongLongAndOverflow(value.ptr(), &overflow));
+  return overflow == 0;
+}
+
+// A value of a state; its tensors go into `state` by their paths. Other types than those of JSON are errors of json_from().
+Json take_tensors(py::handle value, const std::string& path, TrialState& state) {
+  if (value.is_none()) return nullptr;
+  if (PyBool_Check(value.ptr())) return value.ptr() == Py_True;
+  if (PyLong_Check(value.ptr()) && has_64_bits(value)) return PyLong_AsLongLong(value.ptr());
+  if (PyFloat_Check(value.ptr()) && is_finite(value)) return PyFloat_AS_DOUBLE(value.ptr());
+  if (PyUnicode_Check(value.ptr())) return py::cast<std::string>(value);
   if (is_tensor(value)) {
     state.tensors[path] = THPVariable_Unpack(value.ptr()).detach();
-    py::dict place;
-    place[kTensorKey] = path;
-    return place;
+    return {{kTensorKey, path}};
   }
   if (py::isinstance<py::dict>(value)) {
     // Items are stored as pairs, because keys may be no texts, such as the numbers of an optimizer's parameters.
-    py::list items;
+    Json items = Json::array();
     for (const auto& [key, item] : py::reinterpret_borrow<py::dict>(value)) {
       const std::string name = py::cast<std::string>(py::str(key));
-      items.append(py::make_tuple(py::reinterpret_borrow<py::object>(key),
-                                  take_tensors(py::reinterpret_borrow<py::object>(item), path + "/" + name, state)));
+      Json stored = PyUnicode_Check(key.ptr()) ? Json(name) : json_from(key);
+      items.push_back(Json::array({std::move(stored), take_tensors(item, path + "/" + name, state)}));
     }
-    py::dict pairs;
-    pairs["__dict__"] = items;
-    return pairs;
+    return {{"__dict__", std::move(items)}};
   }
-  if (py::isinstance<py::list>(value) || py::isinstance<py::tuple>(value)) {
-    py::list items;
-    std::size_t index = 0;
+  const bool is_list = py::isinstance<py::list>(value);
+  if (is_list || py::isinstance<py::tuple>(value)) {
+    Json items = Json::array();
     for (const auto& item : py::reinterpret_borrow<py::sequence>(value)) {
-      items.append(take_tensors(py::reinterpret_borrow<py::object>(item), path + "/" + std::to_string(index++), state));
+      items.push_back(take_tensors(item, path + "/" + std::to_string(items.size()), state));
     }
-    if (py::isinstance<py::list>(value)) return items;
-    py::dict of_tuple;
-    of_tuple["__tuple__"] = items;
-    return of_tuple;
+    return is_list ? items : Json{{"__tuple__", std::move(items)}};
   }
-  return value;
+  return json_from(value);
 }
 
 py::object put_tensors(const py::object& value, const TrialState& state) {
@@ -80,32 +94,31 @@ py::object put_tensors(const py::object& value, const TrialState& state) {
   return result;
 }
 
-// JSON has no infinity and no nan: such a float becomes {"__float__": "inf"}.
-constexpr const char* kFloat = "__float__";
-
-py::object with_finite_numbers(py::handle value) {
-  if (PyFloat_Check(value.ptr())) {
-    if (std::isfinite(py::cast<double>(value))) return py::reinterpret_borrow<py::object>(value);
+py::object with_plain_numbers(py::handle value) {
+  const bool is_float = PyFloat_Check(value.ptr());
+  if (is_float ? !is_finite(value) : PyLong_Check(value.ptr()) && !has_64_bits(value)) {
     py::dict marked;
-    marked[kFloat] = py::str(value);
+    marked[is_float ? kFloat : kInt] = py::str(value);
     return marked;
   }
   if (py::isinstance<py::dict>(value)) {
     py::dict result;
-    for (const auto& [key, item] : py::reinterpret_borrow<py::dict>(value)) result[key] = with_finite_numbers(item);
+    for (const auto& [key, item] : py::reinterpret_borrow<py::dict>(value)) result[key] = with_plain_numbers(item);
     return result;
   }
   if (py::isinstance<py::list>(value) || py::isinstance<py::tuple>(value)) {
     py::list result;
-    for (const py::handle item : value) result.append(with_finite_numbers(item));
+    for (const py::handle item : value) result.append(with_plain_numbers(item));
     return result;
   }
   return py::reinterpret_borrow<py::object>(value);
 }
 
 py::object with_all_numbers(const py::dict& value) {
-  if (value.size() != 1 || !value.contains(kFloat)) return value;
-  return py::float_(py::reinterpret_borrow<py::object>(value[kFloat]));
+  if (value.size() != 1) return value;
+  if (value.contains(kFloat)) return py::float_(py::reinterpret_borrow<py::object>(value[kFloat]));
+  if (value.contains(kInt)) return py::int_(py::reinterpret_borrow<py::object>(value[kInt]));
+  return value;
 }
 
 }  // namespace
@@ -173,7 +186,7 @@ Metrics metrics_from(py::handle values) {
 }
 
 Json json_from(py::handle value) {
-  return Json::parse(py::cast<std::string>(py::module_::import("json").attr("dumps")(with_finite_numbers(value))));
+  return Json::parse(py::cast<std::string>(py::module_::import("json").attr("dumps")(with_plain_numbers(value))));
 }
 
 py::object json_to_python(const Json& value) {
@@ -184,8 +197,7 @@ py::object json_to_python(const Json& value) {
 TrialState state_from(py::handle state) {
   TrialState result;
   if (state.is_none()) return result;
-  const py::object rest = take_tensors(py::reinterpret_borrow<py::object>(state), "state", result);
-  result.values = {{"python", json_from(rest)}};
+  result.values = {{"python", take_tensors(state, "state", result)}};
   return result;
 }
 

@@ -3,6 +3,7 @@ import os
 import time
 
 import dtrain
+import numpy
 import torch
 from drawing_data import DrawingData
 from torch import nn
@@ -25,6 +26,7 @@ class Resumed(dtrain.Trial):
         context.wrap_optimizer(optimizer)
         context.wrap_lr_scheduler(torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60))
         self.seen = 0
+        self.numbers = numpy.random.default_rng(5)  # its state has numbers of 128 bits
         self.center = torch.zeros(12)
         self.data = DrawingData(torch.randn(90, 12), torch.randint(0, 4, (90,)))
 
@@ -41,6 +43,7 @@ class Resumed(dtrain.Trial):
         inputs, labels = batch
         # What it has seen changes what it learns: a state that is lost shows in the weights.
         self.center.mul_(0.9).add_(inputs.mean(0), alpha=0.1)
+        self.center.add_(0.01 * self.numbers.random())
         self.seen += 1
         loss = nn.functional.cross_entropy(self.model(inputs - self.center), labels) / (1 + 0.01 * self.seen)
         self.context.backward(loss)
@@ -49,7 +52,8 @@ class Resumed(dtrain.Trial):
         return {"loss": loss}
 
     def state_dict(self):
-        return {"seen": self.seen, "more": {"center": self.center}}
+        return {"seen": self.seen, "more": {"center": self.center, "numbers": self.numbers.bit_generator.state}}
 
     def load_state_dict(self, state):
         self.seen, self.center = state["seen"], state["more"]["center"].clone()
+        self.numbers.bit_generator.state = state["more"]["numbers"]
