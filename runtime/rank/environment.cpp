@@ -169,6 +169,12 @@ RankEnvironment from_slurm(const Variables& variables, const std::string& first)
   return result;
 }
 
+// Whether torchrun's own store listens at MASTER_ADDR, and outlives the ranks.
+bool torchrun_serves(const Variables& variables) {
+  const std::string* const served = find(variables, "TORCHELASTIC_USE_AGENT_STORE");
+  return served && *served == "True";
+}
+
 RankEnvironment from_torchrun(const Variables& variables, const std::string& first) {
   const Family family(variables, first, "torchrun");
   const std::string* const run = find(variables, kRunOfTorchrun);
@@ -191,8 +197,10 @@ RankEnvironment from_torchrun(const Variables& variables, const std::string& fir
   if (result.world.size > 1) {
     // torchrun's own store may listen at this address. The port identifies the job: a host has one job for each port.
     static_cast<void>(family.text("MASTER_ADDR"));
-    result.job =
-        "torch-" + (run ? *run : "none") + "-" + family.text("MASTER_PORT") + "-" + std::to_string(result.restart);
+    result.job = "torch-" + (run ? *run : "none") + "-" + family.text("MASTER_PORT");
+    // Where hosts may come later, their torchruns count fewer restarts; rank 0 then serves a store of its own each time.
+    const bool one_store = result.world.local_size == result.world.size || torchrun_serves(variables);
+    if (one_store) result.job += "-" + std::to_string(result.restart);
   }
   return result;
 }
@@ -203,8 +211,7 @@ std::optional<MasterAddress> read_master(const Variables& variables) {
   const Family family(variables, "MASTER_ADDR", "torchrun");
   MasterAddress master{.name = family.text("MASTER_ADDR")};
   master.port = static_cast<std::uint16_t>(family.number("MASTER_PORT", 1, 65'535));
-  const std::string* const served = find(variables, "TORCHELASTIC_USE_AGENT_STORE");
-  master.is_served = served && *served == "True";
+  master.is_served = torchrun_serves(variables);
   return master;
 }
 

@@ -115,6 +115,13 @@ TEST(Environment, RestartsAreThoseOfTorchrunOrOfAKeeper) {
   EXPECT_EQ(by_torchrun.most_restarts, 5);
   EXPECT_FALSE(by_torchrun.is_kept());
   EXPECT_THAT(by_torchrun.job, testing::EndsWith("-2")) << "ranks of two attempts do not meet";
+  Variables second_host = variables;
+  second_host["LOCAL_WORLD_SIZE"] = "1";
+  const std::string job = read_rank_environment(second_host).job;
+  second_host["TORCHELASTIC_RESTART_COUNT"] = "0";
+  EXPECT_EQ(read_rank_environment(second_host).job, job) << "the torchrun of a host that came later has started none again";
+  second_host["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  EXPECT_NE(read_rank_environment(second_host).job, job) << "its store outlives the ranks";
   variables = without(variables, "TORCHELASTIC_RUN_ID");
   variables["DTRAIN_KEEPER_FD"] = "3";
   const RankEnvironment kept = read_rank_environment(variables);

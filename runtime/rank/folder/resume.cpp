@@ -147,6 +147,15 @@ fs::path folder_aside(const RunFolder& folder, int attempt) {
   return folder.path / ("attempt-" + std::to_string(attempt));
 }
 
+// What was asked for. A script's global batch is its loader's, and the number in a plan stands for it until the loader is there.
+Json asked_of_training(const Json& plan) {
+  Json asked = at(plan, "/experiment"_json_pointer);
+  const auto found = asked.find("hyperparameters");
+  if (found != asked.end() && found->value("batch_size_of_loader", Json()) == Json(true))
+    found->erase("global_batch_size");
+  return asked;
+}
+
 }  // namespace
 
 ResumePoint find_resume_point(const RunFolder& folder) {
@@ -321,6 +330,7 @@ void check_storage_stays(const ContinuedRun& run, const std::vector<std::string>
 }
 
 std::vector<std::string> differences_from(const ContinuedRun& run, const Json& plan) {
+  const Json before = asked_of_training(run.plan), now = asked_of_training(plan);
   std::vector<std::string> lines;
   constexpr std::array kTrained{"/hyperparameters",
                                 "/optimizer",
@@ -344,10 +354,10 @@ std::vector<std::string> differences_from(const ContinuedRun& run, const Json& p
                                 "/optimizations/tf32",
                                 "/reproducibility/experiment_seed"};
   for (const char* path : kTrained) {
-    const Json::json_pointer pointer(std::string("/experiment") + path);
+    const Json::json_pointer pointer{std::string(path)};
     std::string key = std::string(path).substr(1);
     std::replace(key.begin(), key.end(), '/', '.');
-    add_difference(lines, key, at(run.plan, pointer), at(plan, pointer));
+    add_difference(lines, key, at(before, pointer), at(now, pointer));
   }
   const auto add = [&](const std::string& was, const std::string& is, const std::string& why) {
     if (was == is) return;
