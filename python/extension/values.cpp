@@ -1,6 +1,7 @@
 #include "values.h"
 
 #include <cmath>
+#include <cstring>
 
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -39,7 +40,19 @@ bool has_64_bits(py::handle value) {
   return overflow == 0;
 }
 
-// A value of a state; its tensors go into `state` by their paths. Other types than those of JSON are errors of json_from().
+// The key that marks the place of an array of numpy.
+constexpr const char* kArrayKey = "__ndarray__";
+
+bool is_array(py::handle value) {
+  return std::strcmp(Py_TYPE(value.ptr())->tp_name, "numpy.ndarray") == 0;
+}
+
+at::Tensor tensor_of_array(py::handle value) {
+  const py::object tensor = py::module_::import("torch").attr("as_tensor")(value);
+  return THPVariable_Unpack(tensor.ptr());
+}
+
+// A value of a state; its tensors go into `state` by their paths. ConfigError for a type that no state can have.
 Json take_tensors(py::handle value, const std::string& path, TrialState& state) {
   if (value.is_none()) return nullptr;
   if (PyBool_Check(value.ptr())) return value.ptr() == Py_True;
@@ -68,7 +81,15 @@ Json take_tensors(py::handle value, const std::string& path, TrialState& state) 
     }
     return is_list ? items : Json{{"__tuple__", std::move(items)}};
   }
-  return json_from(value);
+  try {
+    if (!is_array(value)) return json_from(value);
+    state.tensors[path] = tensor_of_array(value);
+    return {{kArrayKey, path}};
+  } catch (const py::error_already_set& error) {
+    throw ConfigError(path + " cannot be saved: it is of type " + Py_TYPE(value.ptr())->tp_name + " (" +
+                          py::cast<std::string>(py::str(error.value())) + ")",
+                      "a state is made of tensors, arrays of numpy, numbers, texts, and dicts, lists and tuples of them");
+  }
 }
 
 py::object put_tensors(const py::object& value, const TrialState& state) {
@@ -82,6 +103,9 @@ py::object put_tensors(const py::object& value, const TrialState& state) {
   if (!py::isinstance<py::dict>(value)) return value;
   const auto dict = py::reinterpret_borrow<py::dict>(value);
   if (dict.contains(kTensorKey)) return py::cast(state.tensors.at(py::cast<std::string>(dict[kTensorKey])));
+  if (dict.contains(kArrayKey)) {
+    return py::cast(state.tensors.at(py::cast<std::string>(dict[kArrayKey])).clone()).attr("numpy")();
+  }
   if (dict.contains("__tuple__")) return py::tuple(put_tensors(dict["__tuple__"], state));
   if (!dict.contains("__dict__")) return value;
   py::dict result;

@@ -69,6 +69,7 @@ class Scripts(MistakeTest):
                            ("backward twice", "backward through the graph a second time"),
                            ("growing buffer", "a buffer keeps its type and shape"),
                            ("keep without a state", "session.keep(averages=…): a list has no state_dict()"),
+                           ("keep a set", "state/kept/seen/indices cannot be saved: it is of type set"),
                            ("keep late", "session.keep() was called after the first batch"),
                            ("load late", "optimizer.load_state_dict() was called after the first batch"),
                            ("load other settings", "param_groups have changed in more than lr"),

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from sys import exit as imported_exit
+from types import SimpleNamespace
 
 import dtrain
 import numpy
@@ -92,6 +93,8 @@ if what == "init twice":
     dtrain.init()
 if what == "keep without a state":
     session.keep(averages=[])
+if what == "keep a set":
+    session.keep(seen=SimpleNamespace(state_dict=lambda: {"indices": {1, 2}}, load_state_dict=print))
 if what == "process group":
     distributed.barrier()
 if what == "variable of torchrun":

@@ -27,6 +27,7 @@ class Resumed(dtrain.Trial):
         context.wrap_lr_scheduler(torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60))
         self.seen = 0
         self.numbers = numpy.random.default_rng(5)  # its state has numbers of 128 bits
+        self.walk = numpy.arange(5, dtype=numpy.float32)
         self.center = torch.zeros(12)
         self.data = DrawingData(torch.randn(90, 12), torch.randint(0, 4, (90,)))
 
@@ -43,7 +44,8 @@ class Resumed(dtrain.Trial):
         inputs, labels = batch
         # What it has seen changes what it learns: a state that is lost shows in the weights.
         self.center.mul_(0.9).add_(inputs.mean(0), alpha=0.1)
-        self.center.add_(0.01 * self.numbers.random())
+        self.center.add_(0.01 * self.numbers.random() + 0.001 * float(self.walk[2]))
+        self.walk = numpy.roll(self.walk, 1)
         self.seen += 1
         loss = nn.functional.cross_entropy(self.model(inputs - self.center), labels) / (1 + 0.01 * self.seen)
         self.context.backward(loss)
@@ -52,8 +54,9 @@ class Resumed(dtrain.Trial):
         return {"loss": loss}
 
     def state_dict(self):
-        return {"seen": self.seen, "more": {"center": self.center, "numbers": self.numbers.bit_generator.state}}
+        return {"seen": self.seen, "more": {"center": self.center, "numbers": self.numbers.bit_generator.state,
+                                            "walk": self.walk}}
 
     def load_state_dict(self, state):
         self.seen, self.center = state["seen"], state["more"]["center"].clone()
-        self.numbers.bit_generator.state = state["more"]["numbers"]
+        self.numbers.bit_generator.state, self.walk = state["more"]["numbers"], state["more"]["walk"]
