@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "ledger_impl.h"
 
 namespace dtrain::scheduler {
@@ -121,8 +122,8 @@ Orders Ledger::orders(TaskId id) {
   Orders orders;
   {  // over before the lease is written
     Statement row = impl_->database.prepare(
-        "SELECT kills, state, paused, yield_to, (SELECT name FROM tasks AS other WHERE other.id = tasks.yield_to) FROM "
-        "tasks WHERE id = ?1");
+        "SELECT kills, state, paused, yield_to, (SELECT name FROM tasks AS other WHERE other.id = tasks.yield_to), "
+        "resize_to, resize_why FROM tasks WHERE id = ?1");
     if (!row.bind(id).step()) throw no_task(id);
     orders.kills = static_cast<int>(row.integer(0));
     const auto state = static_cast<TaskState>(row.integer(1));
@@ -132,12 +133,13 @@ Orders Ledger::orders(TaskId id) {
         orders.yield = "preempted by task " + std::to_string(row.integer(3)) + " (" + row.text(4) + ")";
       if (row.integer(2) != 0) orders.yield = "dtrain task pause";
     }
+    orders.resize = resize_of(row.integer(5), row.text(6));
   }
   impl_->renew_lease(id);
   return orders;
 }
 
-void Ledger::requeue(TaskId id, const std::string& reason) {
+void Ledger::requeue(TaskId id, const std::string& reason, const TaskRequest* resized) {
   Transaction transaction(impl_->database, Kind::kWrite);
   const auto before = impl_->state_of(id);
   if (!before) throw no_task(id);
@@ -145,33 +147,39 @@ void Ledger::requeue(TaskId id, const std::string& reason) {
   impl_->database.prepare("DELETE FROM claims WHERE task = ?1").bind(id).run();
   impl_->database.prepare("DELETE FROM processes WHERE task = ?1").bind(id).run();
   impl_->database.prepare("UPDATE tasks SET claim = '', yield_to = 0 WHERE id = ?1").bind(id).run();
+  if (resized) {
+    const int slots = resized->slots.slots;
+    impl_->database.prepare("UPDATE tasks SET slots = ?1, request = ?2 WHERE id = ?3")
+        .bind(slots, to_text(*resized), id)
+        .run();
+    impl_->answer_resize(id, slots, "");
+  }
   impl_->enter_state(id, TaskState::kQueued, reason);
   transaction.commit();
 }
 
+void Ledger::refuse_slots(TaskId id, int slots, const std::string& cause) {
+  Transaction transaction(impl_->database, Kind::kWrite);
+  impl_->answer_resize(id, slots, cause);
+  impl_->changed();
+  transaction.commit();
+}
+
+bool Ledger::request_slots(TaskId id, int slots, const std::string& why) {
+  if (slots < 1) throw ConfigError("a task cannot go on with " + count_of(slots, "slot"));
+  Transaction transaction(impl_->database, Kind::kWrite);
+  if (!impl_->ask_for_slots(id, slots, why)) return false;
+  transaction.commit();
+  return true;
+}
+
 bool Ledger::set_paused(TaskId id, bool paused) {
   Transaction transaction(impl_->database, Kind::kWrite);
-  const std::string name = "task " + std::to_string(id);
-  bool is_paused = false;
-  bool is_queued = false;
-  {
-    Statement row = impl_->database.prepare("SELECT state, paused, placed_by_others, request FROM tasks WHERE id = ?1");
-    if (!row.bind(id).step()) throw ConfigError("there is " + ("no " + name), "dtrain task list shows those there are");
-    const auto state = static_cast<TaskState>(row.integer(0));
-    if (has_ended(state)) return false;
-    if (row.integer(2) != 0) {
-      throw ConfigError(name + " is placed by Slurm, which dtrain does not pause",
-                        "scontrol requeue, hold and release do");
-    }
-    if (!request_of(row.text(3)).can_yield) {
-      throw ConfigError(name + " cannot save and go on: it is a mock run, or of another version of dtrain");
-    }
-    is_paused = row.integer(1) != 0;
-    is_queued = state == TaskState::kQueued;
-  }
-  if (is_paused == paused) return false;
+  const auto task = impl_->yielding_task(id, "pause", "scontrol requeue, hold and release do");
+  if (!task || task->is_paused == paused) return false;
   impl_->database.prepare("UPDATE tasks SET paused = ?1 WHERE id = ?2").bind(paused ? 1 : 0, id).run();
-  if (is_queued) impl_->enter_state(id, TaskState::kQueued, paused ? "dtrain task pause" : "dtrain task activate");
+  if (task->state == TaskState::kQueued)
+    impl_->enter_state(id, TaskState::kQueued, paused ? "dtrain task pause" : "dtrain task activate");
   impl_->changed();
   transaction.commit();
   return true;

@@ -24,9 +24,11 @@ constexpr int kPatienceMs = 20'000;
 
 // Times are nanoseconds of the wall clock. `lease` and `entered` (the time at which the task got its state, 0 if an
 // earlier version wrote it) are of the monotonic clock, which cannot be set back and counts from the boot. States are
-// numbered as TaskState: below 4 a task has not ended. Two columns are added below: `yield_to` is the task for which
-// this one has to give up its slots (0: none), and `paused` is 1 from `dtrain task pause` to `activate`; a paused task
-// without slots is queued (state 0). `agent` and `slot` of a claim are those of a SlotKey (queue.h).
+// numbered as TaskState: below 4 a task has not ended. Columns are added below: `yield_to` is the task for which this
+// one has to give up its slots (0: none); `paused` is 1 from `dtrain task pause` to `activate`; a paused task without
+// slots is queued (state 0); `resize_to` is the number of slots with which a task has to go on (0: no other),
+// `resize_why` the cause of this order, and `resize_refused` the owner's cause for refusing the last one. `agent` and
+// `slot` of a claim are those of a SlotKey (queue.h).
 constexpr const char* kTables = R"sql(
   CREATE TABLE tasks (
     id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, state INTEGER NOT NULL, reason TEXT NOT NULL,
@@ -125,6 +127,11 @@ Database open_ledger_file(const std::filesystem::path& folder) {
   if (database.value("SELECT count(*) FROM pragma_table_info('tasks') WHERE name = 'yield_to'") == 0) {
     database.execute("ALTER TABLE tasks ADD COLUMN yield_to INTEGER NOT NULL DEFAULT 0");
     database.execute("ALTER TABLE tasks ADD COLUMN paused INTEGER NOT NULL DEFAULT 0");
+  }
+  if (database.value("SELECT count(*) FROM pragma_table_info('tasks') WHERE name = 'resize_to'") == 0) {
+    database.execute("ALTER TABLE tasks ADD COLUMN resize_to INTEGER NOT NULL DEFAULT 0");
+    database.execute("ALTER TABLE tasks ADD COLUMN resize_why TEXT NOT NULL DEFAULT ''");
+    database.execute("ALTER TABLE tasks ADD COLUMN resize_refused TEXT NOT NULL DEFAULT ''");
   }
   // After a power failure the last changes may be missing; the processes that these changes name no longer run then.
   database.execute("PRAGMA synchronous = NORMAL");

@@ -42,15 +42,59 @@ void Ledger::Impl::renew_lease(TaskId id) {
   database.prepare("UPDATE tasks SET lease = ?1 WHERE id = ?2 AND state < 4").bind((now + kLease).count(), id).run();
 }
 
+std::optional<Resize> resize_of(std::int64_t slots, const std::string& why) {
+  return slots == 0 ? std::nullopt : std::optional(Resize{static_cast<int>(slots), why});
+}
+
+std::optional<YieldingTask> Ledger::Impl::yielding_task(TaskId id, const std::string& verb,
+                                                        const std::string& by_slurm) {
+  const std::string name = "task " + std::to_string(id);
+  Statement row = database.prepare(
+      "SELECT state, paused, placed_by_others, request, slots, resize_to, resize_why FROM tasks WHERE id = ?1");
+  if (!row.bind(id).step()) throw ConfigError("there is no " + name, "dtrain task list shows those there are");
+  const auto state = static_cast<TaskState>(row.integer(0));
+  if (has_ended(state)) return std::nullopt;
+  if (row.integer(2) != 0) throw ConfigError(name + " is placed by Slurm, which dtrain does not " + verb, by_slurm);
+  if (!request_of(row.text(3)).can_yield) {
+    throw ConfigError(name + " cannot save and go on: it is a mock run, or of another version of dtrain");
+  }
+  return YieldingTask{.state = state,
+                      .is_paused = row.integer(1) != 0,
+                      .slots = static_cast<int>(row.integer(4)),
+                      .resize = resize_of(row.integer(5), row.text(6))};
+}
+
+bool Ledger::Impl::ask_for_slots(TaskId id, int slots, const std::string& why) {
+  const auto task = yielding_task(id, "resize",
+                                  "dtrain task kill " + std::to_string(id) +
+                                      " stops it, and dtrain launch "
+                                      "--continue RUN --set resources.slots_per_trial=" +
+                                      std::to_string(slots) + " goes on");
+  if (!task || slots == (task->resize ? task->resize->slots : task->slots)) return false;
+  // A task that stops may be about to take the number of the earlier order: its owner compares it with this one.
+  const bool is_back = slots == task->slots && task->state != TaskState::kStopping;
+  database.prepare("UPDATE tasks SET resize_to = ?1, resize_why = ?2, resize_refused = '' WHERE id = ?3")
+      .bind(is_back ? 0 : slots, why, id)
+      .run();
+  changed();
+  return true;
+}
+
+void Ledger::Impl::answer_resize(TaskId id, int slots, const std::string& refused) {
+  database.prepare("UPDATE tasks SET resize_to = 0, resize_refused = ?1 WHERE id = ?2 AND resize_to = ?3")
+      .bind(refused, id, slots)
+      .run();
+}
+
 const TaskRequest& Ledger::Impl::request_of_queued(TaskId id) {
-  const auto known = requests.find(id);
-  if (known != requests.end()) return known->second;
-  Statement row = database.prepare("SELECT request, name, priority FROM tasks WHERE id = ?1");
+  Statement row = database.prepare("SELECT slots, request, name, priority FROM tasks WHERE id = ?1");
   row.bind(id).step();
-  TaskRequest request = request_of(row.text(0));
-  request.name = row.text(1);
-  request.priority = static_cast<int>(row.integer(2));
-  return requests.emplace(id, std::move(request)).first->second;
+  const auto known = requests.find(id);
+  if (known != requests.end() && known->second.slots.slots == row.integer(0)) return known->second;
+  TaskRequest request = request_of(row.text(1));
+  request.name = row.text(2);
+  request.priority = static_cast<int>(row.integer(3));
+  return requests.insert_or_assign(id, std::move(request)).first->second;
 }
 
 std::vector<QueuedTask> Ledger::Impl::queue(TaskId always) {
@@ -154,7 +198,7 @@ void Ledger::Impl::read_tasks(const std::string& condition, const std::function<
   Transaction transaction(database, Transaction::Kind::kRead);
   Statement row = database.prepare(
       "SELECT id, name, state, reason, priority, slots, claim, run_dir, pid, submitted, started, ended, exit_code, "
-      "paused FROM tasks WHERE " +
+      "paused, resize_to, resize_why, resize_refused FROM tasks WHERE " +
       condition + " ORDER BY id");
   const auto time = [&](int column) {
     const auto value = row.maybe_integer(column);
@@ -175,6 +219,8 @@ void Ledger::Impl::read_tasks(const std::string& condition, const std::function<
               .started = time(10),
               .ended = time(11)};
     if (const auto code = row.maybe_integer(12)) task.exit_code = static_cast<int>(*code);
+    task.resize = resize_of(row.integer(14), row.text(15));
+    task.resize_refused = row.text(16);
     if (task.state == TaskState::kQueued) {
       Verdict verdict = judge_now(task.id);
       task.cores_per_slot = request_of_queued(task.id).slots.cores_per_slot;

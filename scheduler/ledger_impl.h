@@ -56,6 +56,17 @@ Claim claim_of(std::string_view text);
 std::string to_text(const TaskRequest& request);
 TaskRequest request_of(const std::string& text);
 
+// Reads the columns of an order for another number of slots.
+std::optional<Resize> resize_of(std::int64_t slots, const std::string& why);
+
+// A task that has not ended and may be asked to save and to go on.
+struct YieldingTask {
+  TaskState state = TaskState::kQueued;
+  bool is_paused = false;
+  int slots = 0;
+  std::optional<Resize> resize;
+};
+
 // A task that has not ended, with its owner.
 struct Owned {
   TaskId id = 0;
@@ -69,7 +80,7 @@ struct Ledger::Impl {
   Database database;
   const Clock& clock;
   Place here = this_place();
-  std::map<TaskId, TaskRequest> requests;  // of queued tasks: they do not change
+  std::map<TaskId, TaskRequest> requests;  // of queued tasks: they change only with their number of slots
   // The last result of try_claim(), which need not look again while nothing changes.
   std::int64_t seen_generation = -1;
   Nanoseconds seen_at{0};
@@ -83,6 +94,14 @@ struct Ledger::Impl {
   void finish(TaskId id, TaskState state, const std::string& reason, int exit_code);
   std::optional<TaskState> state_of(TaskId id);
   void renew_lease(TaskId id);
+
+  // Empty: it has ended. ConfigError: there is no such task, or it cannot save and go on; the texts say what was asked
+  // ("pause"), and what does it for a task of Slurm.
+  std::optional<YieldingTask> yielding_task(TaskId id, const std::string& verb, const std::string& by_slurm);
+  // As Ledger::request_slots(), in a transaction.
+  bool ask_for_slots(TaskId id, int slots, const std::string& why);
+  // Withdraws an order for this number of slots, which was carried out (no cause) or is refused.
+  void answer_resize(TaskId id, int slots, const std::string& refused);
 
   const TaskRequest& request_of_queued(TaskId id);
   // Returns the queued tasks in order, without those whose owner is stopped and so has not renewed the lease.

@@ -76,6 +76,13 @@ struct StateChange {
   std::string reason;
 };
 
+// A task that has to save and to go on with another number of slots.
+struct Resize {
+  int slots = 0;
+  std::string why;  // "dtrain task resize"
+  bool operator==(const Resize&) const = default;
+};
+
 // One launch, as the ledger records it from its submission on.
 struct Task {
   TaskId id = 0;
@@ -93,6 +100,8 @@ struct Task {
   std::optional<Nanoseconds> ended;
   std::optional<int> exit_code;    // of the launch; set once it has ended
   std::optional<Waiting> waiting;  // while queued
+  std::optional<Resize> resize;    // asked for, and neither carried out nor refused yet
+  std::string resize_refused;      // why its owner has refused the last other number; empty: it has not
 };
 
 // Requests of other processes to the owner of a task.
@@ -101,6 +110,7 @@ struct Orders {
   bool lost = false;  // another process has ended the task because its lease ran out: it holds no slots any more
   // The cause for which the task must save and give up its slots, "preempted by task 7 (mnist)"; empty: none.
   std::string yield;
+  std::optional<Resize> resize;  // to be refused (refuse_slots()), or carried out (requeue())
 };
 
 enum class KillResult { kAsked, kEnded, kHadEnded };
@@ -130,8 +140,11 @@ class Ledger {
   // Returns the requests to the owner, and renews the lease in time. Cheap enough for a few calls a second.
   Orders orders(TaskId id);
   // Frees the slots and queues the task again, in its old place. To be called when no process of the task that uses its
-  // slots is left.
-  void requeue(TaskId id, const std::string& reason);
+  // slots is left. `resized`: the request with another number of slots, or null: it stays. Its slots and agents count,
+  // and an order for that number has been carried out.
+  void requeue(TaskId id, const std::string& reason, const TaskRequest* resized = nullptr);
+  // Answers an order for this number of slots with `cause`; empty: the task has that number. A later order stays.
+  void refuse_slots(TaskId id, int slots, const std::string& cause);
   // Frees the slots. To be called when no process of the task is left.
   void end(TaskId id, TaskState state, const std::string& reason, int exit_code);
 
@@ -151,6 +164,11 @@ class Ledger {
   // start until then. Returns false if nothing has changed or the task has ended. ConfigError: there is no such task,
   // or it cannot save and go on.
   bool set_paused(TaskId id, bool paused);
+  // Asks the owner to save, to queue again with this number of slots, and to go on; a queued task only changes its
+  // request. A later order replaces one that waits. The owner may refuse it (Task::resize_refused). Returns false if
+  // the task has that number or is asked for it already, or has ended. ConfigError: there is no such task, it cannot
+  // save and go on, or `slots` is not positive.
+  bool request_slots(TaskId id, int slots, const std::string& why);
   // Ends tasks whose owner is gone, and frees their slots if none of their processes is left. True: the ledger changed.
   bool free_stale();
 
