@@ -22,8 +22,8 @@ const RunningTask* task_of(const std::vector<RunningTask>& tasks, TaskId id) {
 Ledger::Impl::Tasks Ledger::Impl::running_tasks() {
   Tasks tasks;
   Statement row = database.prepare(
-      "SELECT id, priority, started, state, yield_to, paused, request, claim, keeps, resize_to, resize_refused, "
-      "elastic_max, name FROM tasks WHERE state < 4 AND (state > 0 OR claim <> '') AND NOT placed_by_others");
+      "SELECT id, priority, started, state, yield_to, paused, request, claim, keeps, resize_to, elastic_max, name FROM "
+      "tasks WHERE state < 4 AND (state > 0 OR claim <> '') AND NOT placed_by_others");
   while (row.step()) {
     RunningTask task{.id = row.integer(0),
                      .priority = static_cast<int>(row.integer(1)),
@@ -40,9 +40,9 @@ Ledger::Impl::Tasks Ledger::Impl::running_tasks() {
     } else {
       task.is_leaving = state == TaskState::kStopping || row.integer(4) != 0 || row.integer(9) != 0;
     }
-    if (request.elastic && row.view(10).empty()) {
-      request.name = row.text(12);
-      request.elastic->max = static_cast<int>(row.integer(11));
+    request.elastic = elastic_now(request.elastic, row.integer(10));
+    if (request.elastic) {
+      request.name = row.text(11);
       task.claim = claim_of(row.view(7));
       task.request = &tasks.requests.emplace(task.id, std::move(request)).first->second;
     }
@@ -75,15 +75,11 @@ void Ledger::Impl::ask_to_yield(const std::vector<Yield>& yields, TaskId to) {
   Statement row = database.prepare("SELECT name FROM tasks WHERE id = ?1");
   row.bind(to).step();
   const std::string receiver = "task " + std::to_string(to) + " (" + row.text(0) + ")";
-  const Tasks tasks = running_tasks();
   for (const Yield& yield : yields) {
     database.prepare("UPDATE tasks SET yield_to = ?1 WHERE id = ?2").bind(to, yield.id).run();
     if (yield.keeps.empty()) continue;
-    const int keeps = slots_of(yield.keeps);
-    const int gives = slots_of(task_of(tasks.running, yield.id)->claim) - keeps;
-    order(yield.id, {.slots = keeps,
-                     .keeps = yield.keeps,
-                     .why = "gives " + count_of(gives, "slot") + " to " + receiver});
+    order(yield.id,
+          {.slots = slots_of(yield.keeps), .keeps = yield.keeps, .why = "shrinking for " + receiver});
   }
   changed();
 }
@@ -114,8 +110,7 @@ std::optional<Ledger::Impl::Change> Ledger::Impl::change_of(TaskId id, bool at_o
   if (own == elastic.max || !(has_settled || at_once)) return std::nullopt;
   const auto larger = larger_claim(id, queue(0), held_slots(), tasks.running);
   if (!larger) return std::nullopt;
-  const int more = slots_of(*larger) - own;
-  return Change{own + more, task->claim, count_of(more, "more slot") + (more == 1 ? " is free" : " are free")};
+  return Change{slots_of(*larger), task->claim, "growing"};
 }
 
 void Ledger::Impl::order(TaskId id, const Change& change) {

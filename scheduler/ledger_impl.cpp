@@ -47,6 +47,12 @@ std::optional<Resize> resize_of(std::int64_t slots, const std::string& why) {
   return slots == 0 ? std::nullopt : std::optional(Resize{static_cast<int>(slots), why});
 }
 
+std::optional<Elastic> elastic_now(std::optional<Elastic> elastic, std::int64_t most) {
+  if (most == 0) return std::nullopt;
+  if (elastic) elastic->max = static_cast<int>(most);
+  return elastic;
+}
+
 std::optional<YieldingTask> Ledger::Impl::yielding_task(TaskId id, const std::string& verb,
                                                         const std::string& by_slurm) {
   const std::string name = "task " + std::to_string(id);
@@ -85,10 +91,12 @@ bool Ledger::Impl::ask_for_slots(TaskId id, int slots, const std::string& why) {
 }
 
 void Ledger::Impl::answer_resize(TaskId id, int slots, const std::string& refused) {
+  // The queue does not ask again what the owner has refused: only `dtrain task resize` makes the task elastic again.
   database
       .prepare(
-          "UPDATE tasks SET resize_to = 0, resize_refused = ?1, keeps = '', yield_to = CASE WHEN keeps = '' THEN "
-          "yield_to ELSE 0 END WHERE id = ?2 AND resize_to = ?3")
+          "UPDATE tasks SET resize_to = 0, resize_refused = ?1, keeps = '', elastic_max = CASE WHEN ?1 = '' THEN "
+          "elastic_max ELSE 0 END, yield_to = CASE WHEN keeps = '' THEN yield_to ELSE 0 END WHERE id = ?2 AND (resize_to "
+          "= ?3 OR (resize_to = 0 AND ?1 <> ''))")
       .bind(refused, id, slots)
       .run();
 }
@@ -98,11 +106,13 @@ const TaskRequest& Ledger::Impl::request_of_queued(TaskId id) {
   row.bind(id).step();
   ReadRequest& known = requests[id];
   if (known.text != row.view(0)) {
-    known = {row.text(0), request_of(row.text(0))};
+    known.text = row.text(0);
+    known.request = request_of(known.text);
+    known.elastic = known.request.elastic;
     known.request.name = row.text(1);
     known.request.priority = static_cast<int>(row.integer(2));
   }
-  if (known.request.elastic) known.request.elastic->max = static_cast<int>(row.integer(3));
+  known.request.elastic = elastic_now(known.elastic, row.integer(3));
   return known.request;
 }
 
@@ -184,18 +194,21 @@ void Ledger::Impl::release(TaskId id, const TaskRequest* resized) {
   Claim kept;
   TaskRequest request;
   {
-    Statement row = database.prepare("SELECT state, paused, claim, keeps, request FROM tasks WHERE id = ?1");
+    Statement row = database.prepare(
+        "SELECT state, paused, claim, keeps, request, elastic_max, slots FROM tasks WHERE id = ?1");
     row.bind(id).step();
     const bool is_queued = static_cast<TaskState>(row.integer(0)) == TaskState::kQueued;
     if (resized && row.integer(1) == 0) kept = claim_of(row.view(is_queued ? 2 : 3));
     request = request_of(row.text(4));
+    if (resized) {
+      request.agents = resized->agents;
+      request.slots = resized->slots;
+    } else {
+      request.slots.slots = row.integer(5) > 0 ? request.wanted() : static_cast<int>(row.integer(6));
+    }
   }
   hold(id, kept);
-  if (resized) {
-    request.agents = resized->agents;
-    request.slots = resized->slots;
-  }
-  const int slots = !kept.empty() ? slots_of(kept) : resized ? request.slots.slots : request.wanted();
+  const int slots = kept.empty() ? request.slots.slots : slots_of(kept);
   database
       .prepare(
           "UPDATE tasks SET slots = ?1, request = ?2, yield_to = 0, resize_to = CASE WHEN keeps = '' THEN resize_to ELSE "

@@ -81,7 +81,11 @@ struct Owned {
 struct ReadRequest {
   std::string text;
   TaskRequest request;
+  std::optional<Elastic> elastic;  // as the task was submitted
 };
+
+// Returns the numbers of slots of a task that may have `most` now; 0: it is not elastic.
+std::optional<Elastic> elastic_now(std::optional<Elastic> elastic, std::int64_t most);
 
 struct Ledger::Impl {
   Database database;
