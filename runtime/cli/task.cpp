@@ -165,6 +165,8 @@ Json to_json(const Task& task, const std::vector<StateChange>& history) {
           {"reason", reason_of(task).empty() ? Json() : Json(reason_of(task))},
           {"behind", task.waiting ? Json(task.waiting->behind) : Json()},
           {"slots", task.slots},
+          {"resize", task.resize ? Json{{"slots", task.resize->slots}, {"reason", task.resize->why}} : Json()},
+          {"resize_refused", task.resize_refused.empty() ? Json() : Json(task.resize_refused)},
           {"cores_per_slot", cores_per_slot(task)},
           {"claim", claim},
           {"priority", task.priority},
@@ -194,6 +196,8 @@ std::string to_text(const Task& task, const std::vector<StateChange>& history) {
   }
   text += row("priority", std::to_string(task.priority));
   text += row("slots", slots_text(task));
+  if (task.resize) text += row("resize", "to " + count_of(task.resize->slots, "slot") + ": " + task.resize->why);
+  if (!task.resize_refused.empty()) text += row("refused", "another number of slots: " + task.resize_refused);
   for (const scheduler::ClaimedShare& share : task.claim) {
     std::vector<std::string> slots;
     for (const int slot : share.slots) slots.push_back(std::to_string(slot));
@@ -286,6 +290,60 @@ void add_task_pause(CLI::App& task, const std::string& name, const std::string& 
   });
 }
 
+constexpr auto kPatienceWithAnswer = std::chrono::seconds(20);
+
+// Waits for the launcher's answer to an order for another number of slots.
+std::string answer_to_resize(scheduler::Ledger& ledger, scheduler::TaskId id, int slots, const Clock& clock) {
+  const std::string name = "task " + std::to_string(id), number = count_of(slots, "slot");
+  const Nanoseconds deadline = clock.monotonic() + kPatienceWithAnswer;
+  for (;;) {
+    const scheduler::Task task = *ledger.find(id);
+    const bool stops = task.state == scheduler::TaskState::kStopping;
+    const bool waits = task.state == scheduler::TaskState::kQueued || task.state == scheduler::TaskState::kPaused;
+    if (has_ended(task.state)) return name + " has ended: " + state_text(task);
+    if (!task.resize_refused.empty()) {
+      throw ConfigError(name + " keeps " + count_of(task.slots, "slot") + ": " + task.resize_refused);
+    }
+    if (stops && ledger.orders(id).kills > 0) return name + " is being stopped, and does not go on";
+    if (task.resize && stops) return name + " saves after its current step and goes on with " + number;
+    if (!task.resize) return name + (waits ? " waits for " + number : " goes on with " + number);
+    if (clock.monotonic() > deadline) {
+      return name + " is asked to go on with " + number + "; its launcher (pid " + std::to_string(task.launcher_pid) +
+             ") has not answered yet";
+    }
+    std::this_thread::sleep_for(kPollPeriod);
+  }
+}
+
+std::string resize(scheduler::Ledger& ledger, scheduler::TaskId id, int slots, const Clock& clock) {
+  const std::string name = "task " + std::to_string(id);
+  if (ledger.request_slots(id, slots, "dtrain task resize")) return answer_to_resize(ledger, id, slots, clock);
+  const scheduler::Task task = *ledger.find(id);
+  if (has_ended(task.state)) {
+    return name + " has already ended: " + state_text(task) +
+           "\n  dtrain launch --continue RUN --set resources.slots_per_trial=" + std::to_string(slots) +
+           " goes on where it has not trained to its end";
+  }
+  return name + (task.resize ? " is asked already to go on with " : " has ") + count_of(slots, "slot");
+}
+
+void add_task_resize(CLI::App& task) {
+  auto name = std::make_shared<std::string>();
+  auto slots = std::make_shared<int>(0);
+  CLI::App* command =
+      task.add_subcommand("resize", "Make a task save a checkpoint, and go on with another number of slots from there");
+  command->add_option("ID", *name, kTaskHelp)->required();
+  command->add_option("--slots", *slots, "The number of slots")->required()->check(CLI::PositiveNumber);
+  command->footer(
+      "The run keeps its place in the queue, its checkpoints, and the order of its samples. With\n"
+      "reproducibility.virtual_ranks it also keeps its bits; docs/elastic.md says what changes without them.");
+  command->callback([name, slots] {
+    const SystemClock clock;
+    scheduler::Ledger ledger = launcher::open_user_ledger(clock);
+    std::printf("%s\n", resize(ledger, launcher::find_task(ledger, *name).id, *slots, clock).c_str());
+  });
+}
+
 // True while the launcher of a task that has ended still writes the report into the run's folder. Its slots are free.
 bool writes_report(const scheduler::Task& task) {
   const auto owner = rank::owner_here(task.run_dir);
@@ -315,7 +373,7 @@ void add_task_wait(CLI::App& task, ExitCode* exit_code) {
 
 void add_task(CLI::App& app, ExitCode* exit_code) {
   CLI::App* command =
-      app.add_subcommand("task", "List, stop, pause and wait for launches of this user on this machine");
+      app.add_subcommand("task", "List, stop, pause, resize and wait for launches of this user on this machine");
   command->require_subcommand(1);
   add_task_list(*command);
   add_task_show(*command);
@@ -323,6 +381,7 @@ void add_task(CLI::App& app, ExitCode* exit_code) {
   add_task_pause(*command, "pause",
                  "Make tasks save a checkpoint, give up their slots, and wait until they are activated", true);
   add_task_pause(*command, "activate", "Queue paused tasks again; they go on from their checkpoints", false);
+  add_task_resize(*command);
   add_task_wait(*command, exit_code);
 }
 

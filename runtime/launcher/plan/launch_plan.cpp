@@ -48,11 +48,6 @@ bool has_siblings(const PlacedLaunch& placed) {
                      [](const rank::RankPlacement& rank) { return std::cmp_greater(rank.cpus.size(), rank.cores); });
 }
 
-// True if length and batch size are those of a script's own loop (`dtrain run`).
-bool is_of_script(const config::Experiment& experiment) {
-  return experiment.hyperparameters.value("batch_size_of_loader", Json()) == Json(true);
-}
-
 std::string length_text(const config::Experiment& experiment) {
   const config::Length& length = experiment.searcher.max_length;
   const bool is_given = length.unit != config::LengthUnit::kEpochs || length.count < config::kEpochsOfScripts;
@@ -180,6 +175,10 @@ std::string scaling_advice(const LaunchPlan& plan, const std::vector<rank::RankP
 }
 
 }  // namespace
+
+bool is_of_script(const config::Experiment& experiment) {
+  return experiment.hyperparameters.value("batch_size_of_loader", Json()) == Json(true);
+}
 
 std::optional<CompleteRequest> complete_request(const LaunchRequest& given, const rank::Variables& variables) {
   CompleteRequest request{given};
