@@ -19,8 +19,6 @@ std::map<int, const Holder*> held_of(const AgentSlots& agent, const HeldSlots& h
 std::set<std::string> usable_agents(const TaskRequest& request);
 std::set<std::string> usable_names(const TaskRequest& request);
 
-int slots_of(const Claim& claim);
-
 // The tasks of a name that hold slots, and how many.
 struct InUse {
   int slots = 0;

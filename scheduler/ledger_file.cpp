@@ -76,7 +76,11 @@ Json to_json(const Elastic& elastic) {
 }
 
 Elastic elastic_of(const Json& json) {
-  return {json.at(0), json.at(1), json.at(2), Nanoseconds(json.at(3).get<std::int64_t>())};
+  const Elastic elastic{json.at(0), json.at(1), json.at(2), Nanoseconds(json.at(3).get<std::int64_t>())};
+  if (elastic.min < 1 || elastic.wanted < elastic.min || elastic.max < elastic.wanted) {
+    throw DataError("the ledger is damaged: the numbers of slots of an elastic task contradict each other");
+  }
+  return elastic;
 }
 
 std::vector<CoreUnit> units_of(const Json& json) {

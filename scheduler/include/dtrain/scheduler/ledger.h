@@ -73,6 +73,8 @@ struct ClaimedShare {
 };
 using Claim = std::vector<ClaimedShare>;  // in the order of the ranks
 
+int slots_of(const Claim& claim);
+
 // Takes this many slots of the request from the free cores of an agent whose slots are made of cores. A request for all
 // cores divides all of the agent's cores.
 ClaimedShare share_of_cores(const AgentSlots& agent, const SlotRequest& request, int slots,

@@ -2,6 +2,7 @@
 // describes the keys. Plain values, no threads, no global state.
 #pragma once
 
+#include <chrono>
 #include <filesystem>
 #include <string>
 #include <vector>
