@@ -56,8 +56,8 @@ Claim pick_slots(const Placement& placement, const std::vector<AgentSlots>& agen
   Claim claim;
   for (const AgentShare& share : placement) {
     ClaimedShare claimed{.agent = share.agent};
-    const auto agent = std::find_if(agents.begin(), agents.end(),
-                                    [&](const AgentSlots& agent) { return agent.id == share.agent; });
+    const auto agent =
+        std::find_if(agents.begin(), agents.end(), [&](const AgentSlots& agent) { return agent.id == share.agent; });
     const std::map<int, const Holder*> taken = held_of(*agent, held);
     if (!agent->cores.empty()) {
       claim.push_back(share_of_cores(*agent, request, share.slots, free_cores(*agent, taken)));

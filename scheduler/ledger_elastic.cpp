@@ -63,8 +63,8 @@ Ledger::Impl::Look Ledger::Impl::look(TaskId id) {
   const std::string room = makes_room(id);
   if (claim && look.yields.empty() && room.empty()) return look;
   if (claim) {
-    look.verdict.waiting.reason = std::to_string(slots_of(*claim)) + " of the " + count_of(self->request->wanted(), "slot") +
-                                  " that it asks for are free";
+    look.verdict.waiting.reason = std::to_string(slots_of(*claim)) + " of the " +
+                                  count_of(self->request->wanted(), "slot") + " that it asks for are free";
     claim.reset();
   }
   look.verdict.waiting.reason += room;
@@ -78,8 +78,7 @@ void Ledger::Impl::ask_to_yield(const std::vector<Yield>& yields, TaskId to) {
   for (const Yield& yield : yields) {
     database.prepare("UPDATE tasks SET yield_to = ?1 WHERE id = ?2").bind(to, yield.id).run();
     if (yield.keeps.empty()) continue;
-    order(yield.id,
-          {.slots = slots_of(yield.keeps), .keeps = yield.keeps, .why = "shrinking for " + receiver});
+    order(yield.id, {.slots = slots_of(yield.keeps), .keeps = yield.keeps, .why = "shrinking for " + receiver});
   }
   changed();
 }
@@ -114,8 +113,7 @@ std::optional<Ledger::Impl::Change> Ledger::Impl::change_of(TaskId id, bool at_o
 }
 
 void Ledger::Impl::order(TaskId id, const Change& change) {
-  database
-      .prepare("UPDATE tasks SET resize_to = ?1, resize_why = ?2, resize_refused = '', keeps = ?3 WHERE id = ?4")
+  database.prepare("UPDATE tasks SET resize_to = ?1, resize_why = ?2, resize_refused = '', keeps = ?3 WHERE id = ?4")
       .bind(change.slots, change.why, to_text(change.keeps), id)
       .run();
   changed();

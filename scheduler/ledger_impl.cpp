@@ -95,7 +95,8 @@ void Ledger::Impl::answer_resize(TaskId id, int slots, const std::string& refuse
   database
       .prepare(
           "UPDATE tasks SET resize_to = 0, resize_refused = ?1, keeps = '', elastic_max = CASE WHEN ?1 = '' THEN "
-          "elastic_max ELSE 0 END, yield_to = CASE WHEN keeps = '' THEN yield_to ELSE 0 END WHERE id = ?2 AND (resize_to "
+          "elastic_max ELSE 0 END, yield_to = CASE WHEN keeps = '' THEN yield_to ELSE 0 END WHERE id = ?2 AND "
+          "(resize_to "
           "= ?3 OR (resize_to = 0 AND ?1 <> ''))")
       .bind(refused, id, slots)
       .run();
@@ -194,8 +195,8 @@ void Ledger::Impl::release(TaskId id, const TaskRequest* resized) {
   Claim kept;
   TaskRequest request;
   {
-    Statement row = database.prepare(
-        "SELECT state, paused, claim, keeps, request, elastic_max, slots FROM tasks WHERE id = ?1");
+    Statement row =
+        database.prepare("SELECT state, paused, claim, keeps, request, elastic_max, slots FROM tasks WHERE id = ?1");
     row.bind(id).step();
     const bool is_queued = static_cast<TaskState>(row.integer(0)) == TaskState::kQueued;
     if (resized && row.integer(1) == 0) kept = claim_of(row.view(is_queued ? 2 : 3));
@@ -211,7 +212,8 @@ void Ledger::Impl::release(TaskId id, const TaskRequest* resized) {
   const int slots = kept.empty() ? request.slots.slots : slots_of(kept);
   database
       .prepare(
-          "UPDATE tasks SET slots = ?1, request = ?2, yield_to = 0, resize_to = CASE WHEN keeps = '' THEN resize_to ELSE "
+          "UPDATE tasks SET slots = ?1, request = ?2, yield_to = 0, resize_to = CASE WHEN keeps = '' THEN resize_to "
+          "ELSE "
           "0 END, keeps = '' WHERE id = ?3")
       .bind(slots, to_text(request), id)
       .run();

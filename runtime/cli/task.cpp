@@ -122,8 +122,8 @@ class TaskTable {
       table_.add(
           {task.id, task.name, to_string(task.state), task.slots, of, each, agents, task.priority, behind, reason});
     } else {
-      table_.add({task.id, task.name, to_string(task.state), task.slots, of, each, agents, task.priority, behind, reason,
-                  format_utc(task.submitted), utc(task.started), utc(task.ended), task.exit_code, task.run_dir,
+      table_.add({task.id, task.name, to_string(task.state), task.slots, of, each, agents, task.priority, behind,
+                  reason, format_utc(task.submitted), utc(task.started), utc(task.ended), task.exit_code, task.run_dir,
                   task.launcher_pid});
     }
   }
@@ -328,8 +328,12 @@ std::string answer_to_resize(scheduler::Ledger& ledger, scheduler::TaskId id, in
 
 std::string resize(scheduler::Ledger& ledger, scheduler::TaskId id, int slots, const Clock& clock) {
   const std::string name = "task " + std::to_string(id);
-  if (ledger.request_slots(id, slots, "dtrain task resize")) return answer_to_resize(ledger, id, slots, clock);
+  const bool has_asked = ledger.request_slots(id, slots, "dtrain task resize");
   const scheduler::Task task = *ledger.find(id);
+  if (task.most > 0 && !has_ended(task.state)) {
+    return name + " may have " + elastic_text(task) + " slots from now on, and has " + std::to_string(task.slots);
+  }
+  if (has_asked) return answer_to_resize(ledger, id, slots, clock);
   if (has_ended(task.state)) {
     return name + " has already ended: " + state_text(task) +
            "\n  dtrain launch --continue RUN --set resources.slots_per_trial=" + std::to_string(slots) +

@@ -1,5 +1,5 @@
-// Random schedules of elastic and other tasks in one ledger, with launchers that are played: tasks come, end, crash, are
-// paused and resized, and time passes. After every step the ledger is compared with what it promises.
+// Random schedules of elastic and other tasks in one ledger, with launchers that are played: tasks come, end, crash,
+// are paused and resized, and time passes. After every step the ledger is compared with what it promises.
 #include <algorithm>
 #include <random>
 #include <set>
@@ -18,11 +18,11 @@ struct Played {
   TaskRequest request;  // as submitted
   TaskState state = TaskState::kQueued;
   bool is_paused = false;
-  int limit = 0;             // the most slots, by hand or by its request
-  bool is_fixed = false;     // it has refused an order, and is not elastic any more
-  Claim claim;               // that it holds; of a queued task those that it keeps
+  int limit = 0;                // the most slots, by hand or by its request
+  bool is_fixed = false;        // it has refused an order, and is not elastic any more
+  Claim claim;                  // that it holds; of a queued task those that it keeps
   std::optional<Resize> order;  // that it carries out
-  Claim keeps;               // with it
+  Claim keeps;                  // with it
   Nanoseconds runs_since{0};
 
   bool is_elastic() const { return request.elastic && !is_fixed; }
@@ -111,7 +111,8 @@ class Schedule : public LedgerTest {
   }
 
   // Slots that the task gets beside its own must be of no use to these tasks.
-  void expect_of_no_use(const Claim& claim, const Claim& own, std::span<const QueuedTask> before, const std::string& who) {
+  void expect_of_no_use(const Claim& claim, const Claim& own, std::span<const QueuedTask> before,
+                        const std::string& who) {
     const std::set<SlotKey> mine = set_of(own);
     for (const QueuedTask& task : before) {
       if (over_limit(*task.request)) continue;
@@ -151,7 +152,8 @@ class Schedule : public LedgerTest {
       const auto self = std::ranges::find(before, id, &QueuedTask::id);
       ASSERT_NE(self, before.end());
       expect_of_no_use(*claim, {}, std::span(before.begin(), self), who);
-      if (slots > now.wanted()) expect_of_no_use(*claim, {}, std::span(self + 1, before.end()), who + " takes more and");
+      if (slots > now.wanted())
+        expect_of_no_use(*claim, {}, std::span(self + 1, before.end()), who + " takes more and");
     }
     EXPECT_GE(slots, task.is_fixed ? 1 : now.least()) << who;
     EXPECT_LE(slots, std::max(task.is_fixed ? all_slots() : now.most(), slots_of(task.claim))) << who;

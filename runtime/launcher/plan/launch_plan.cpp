@@ -238,8 +238,9 @@ LaunchPlan make_launch_plan(const CompleteRequest& request, const rank::Variable
                       "use resources.slot_type: cpu, or leave the key out");
   }
   if (plan.launcher().type == config::LauncherType::kSlurm) {
-    config::refuse_elastic(experiment, "is not supported yet with Slurm, which gives a job its slots",
-                           "leave it out; --continue RUN --set resources.slots_per_trial=N goes on with another number");
+    config::refuse_elastic(
+        experiment, "is not supported yet with Slurm, which gives a job its slots",
+        "leave it out; --continue RUN --set resources.slots_per_trial=N goes on with another number");
   }
   if (!plan.on_gpus() && is_of_cores(plan) && plan.request.cores_per_slot == 0) {
     config::refuse_elastic(experiment, "has no effect with resources.cores_per_slot: auto, where a run has all cores",

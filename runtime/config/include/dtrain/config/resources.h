@@ -30,7 +30,7 @@ inline void declare_keys(Keys& keys, Elastic& e) {
 struct Resources {
   int slots_per_trial = 1;         // 0: auto
   std::optional<Elastic> elastic;  // min to max includes slots_per_trial
-  int cores_per_slot = 0;   // 0: auto
+  int cores_per_slot = 0;          // 0: auto
   SlotType slot_type = SlotType::kAuto;
   bool is_single_node = false;
   int priority = 42;  // 1 to 99; lower ones go first
