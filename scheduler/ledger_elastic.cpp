@@ -135,11 +135,16 @@ void Ledger::Impl::adapt_in_time(TaskId id) {
   transaction.commit();
 }
 
-bool Ledger::Impl::limit_slots(TaskId id, const Elastic& elastic, int most) {
+bool Ledger::Impl::limit_slots(TaskId id, const TaskRequest& request, int most) {
+  const Elastic& elastic = *request.elastic;
   if (most < elastic.min || most > elastic.max) {
     throw ConfigError("task " + std::to_string(id) + " trains with " + std::to_string(elastic.min) + " to " +
                           count_of(elastic.max, "slot") + ", not with " + std::to_string(most),
                       "resources.elastic of its experiment sets these numbers");
+  }
+  if (!largest_claim(request, elastic.min, most, {})) {
+    throw ConfigError("task " + std::to_string(id) + " never fits on its cluster with " + std::to_string(elastic.min) +
+                      " to " + count_of(most, "slot"));
   }
   bool has_changed = false;
   {

@@ -62,7 +62,7 @@ std::optional<YieldingTask> Ledger::Impl::yielding_task(TaskId id, const std::st
   const auto state = static_cast<TaskState>(row.integer(0));
   if (has_ended(state)) return std::nullopt;
   if (row.integer(2) != 0) throw ConfigError(name + " is placed by Slurm, which dtrain does not " + verb, by_slurm);
-  const TaskRequest request = request_of(row.text(3));
+  TaskRequest request = request_of(row.text(3));
   if (!request.can_yield) {
     throw ConfigError(name + " cannot save and go on: it is a mock run, or of another version of dtrain");
   }
@@ -70,7 +70,7 @@ std::optional<YieldingTask> Ledger::Impl::yielding_task(TaskId id, const std::st
                       .is_paused = row.integer(1) != 0,
                       .slots = static_cast<int>(row.integer(4)),
                       .resize = resize_of(row.integer(5), row.text(6)),
-                      .elastic = request.elastic};
+                      .request = std::move(request)};
 }
 
 bool Ledger::Impl::ask_for_slots(TaskId id, int slots, const std::string& why) {
@@ -79,7 +79,7 @@ bool Ledger::Impl::ask_for_slots(TaskId id, int slots, const std::string& why) {
                                       " stops it, and dtrain launch "
                                       "--continue RUN --set resources.slots_per_trial=" +
                                       std::to_string(slots) + " goes on");
-  if (task && task->elastic) return limit_slots(id, *task->elastic, slots);
+  if (task && task->request.elastic) return limit_slots(id, task->request, slots);
   if (!task || slots == (task->resize ? task->resize->slots : task->slots)) return false;
   // A task that stops may be about to take the number of the earlier order: its owner compares it with this one.
   const bool is_back = slots == task->slots && task->state != TaskState::kStopping;

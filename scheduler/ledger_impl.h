@@ -65,7 +65,7 @@ struct YieldingTask {
   bool is_paused = false;
   int slots = 0;
   std::optional<Resize> resize;
-  std::optional<Elastic> elastic;  // as the task was submitted
+  TaskRequest request;  // as it was submitted
 };
 
 // A task that has not ended, with its owner.
@@ -155,7 +155,7 @@ struct Ledger::Impl {
   // Orders such a change if it is time to look for one. Not in a transaction.
   void adapt_in_time(TaskId id);
   // Sets the most slots of an elastic task, as Ledger::request_slots().
-  bool limit_slots(TaskId id, const Elastic& elastic, int most);
+  bool limit_slots(TaskId id, const TaskRequest& request, int most);
   // Returns the tasks that were asked and still hold slots, as text: "; task 3 saves and makes room". Empty: none.
   std::string makes_room(TaskId id);
   std::vector<ProcessKey> processes_of(TaskId id);

@@ -210,7 +210,7 @@ environment:
   EXPECT_EQ(to_line(experiment.hyperparameters),
             R"({"global_batch_size":128,"lr":0.001,"momentum":0.9,"layers":[16,32],)"
             R"("nested":{"flag":true,"word":"yes","quoted":"5","nothing":null}})");
-  EXPECT_EQ(experiment.resources, (Resources{4, 2, SlotType::kCpu, true, 7, "fast", 8}));
+  EXPECT_EQ(experiment.resources, (Resources{4, Elastic{2, 8}, 2, SlotType::kCpu, true, 7, "fast", 8}));
   const Optimizations& optimizations = experiment.optimizations;
   EXPECT_EQ(optimizations.aggregation_frequency, 4);
   EXPECT_FALSE(optimizations.average_aggregated_gradients);

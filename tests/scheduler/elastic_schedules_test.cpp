@@ -341,7 +341,8 @@ class Schedule : public LedgerTest {
     Played& task = tasks_.at(id);
     if (!task.request.elastic) return;
     const int slots = 1 + up_to(task.request.elastic->max);
-    if (slots < task.request.elastic->min || slots > task.request.elastic->max) {
+    const Elastic& elastic = *task.request.elastic;
+    if (slots < elastic.min || slots > elastic.max || !largest_claim(task.request, elastic.min, slots, {})) {
       EXPECT_THROW(ledger.request_slots(id, slots, "by hand"), ConfigError);
       return;
     }
