@@ -274,7 +274,8 @@ void RankSession::connect_launcher() {
     files_->folder.path = environment.handover->run_dir;
     files_->events.open(files_->folder.events(), environment.world.rank, identity_->host.name);
   }
-  launcher_->link().watch([this] { on_launcher_end(); }, [this](int signal) { stops_->launcher_asks(signal); });
+  launcher_->link().watch([this] { on_launcher_end(); },
+                          [this](int signal, int value) { stops_->launcher_asks(signal, value); });
 }
 
 void RankSession::connect_ranks() {

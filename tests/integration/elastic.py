@@ -169,6 +169,16 @@ class Windows(Elastic):
         files = [parity_model.load(one.run_dir / "checkpoints/final/model.safetensors") for one in (changed, whole)]
         self.assertLess(parity_model.worst_difference(*files)[0], 1e-6)
 
+    def test_the_change_waits_for_a_meeting_of_local_steps(self):
+        local = {"optimizations": {"local_sgd": {"inner_steps": 8}}}
+        whole = self.undisturbed("whole", slots=2, model="plain", batches=30, **local)
+        changed = self.start("changed", slots=2, model="plain", batches=30, hold=(HOLD,), **local)
+        changed.resize(HOLD, 3)
+        result = changed.end()
+        self.assertEqual(changed.events("resized")[0]["step"], 16)
+        self.assertIn("dtrain task resize to 3 slots: saving after the next meeting", result.output)
+        self.check_samples(changed, whole)
+
     def test_a_batch_that_is_rounded_is_told_with_its_first_sample(self):
         changed = self.start("rounded", slots=2, model="plain", batches=30, hold=(HOLD,))
         changed.resize(HOLD, 5)
@@ -193,14 +203,14 @@ class Refusals(Elastic):
         launched = self.start("refused", slots=2, model="cnn", virtual=4, batches=20, hold=(HOLD,))
         launched.wait_for_batch(HOLD)
         number = launched.id()
-        for slots, why in ((5, "virtual_ranks"), (30, "global_batch_size 24 is smaller than the number of slots, 30")):
+        for slots, why in ((5, "virtual_ranks"), (30, "global_batch_size: must be at least resources.slots_per_trial")):
             said = launched.task("resize", number, "--slots", slots, code=2)
             self.assertIn(f"task {number} keeps 2 slots: ", said)
             self.assertIn(why, said)
         self.assertIn(f"task {number} has 2 slots", launched.task("resize", number, "--slots", 2))
         shown = json.loads(launched.task("show", number, "--json"))
         self.assertEqual((shown["state"], shown["slots"], shown["resize"]), ("running", 2, None))
-        self.assertIn("is smaller than the number of slots", shown["resize_refused"])
+        self.assertIn("hyperparameters.global_batch_size", shown["resize_refused"])
         self.assertIn("refused     another number of slots: ", launched.task("show", number))
         launched.let_go(HOLD)
         result = launched.end()
@@ -216,6 +226,7 @@ class Refusals(Elastic):
         launched.wait_for_batch(HOLD)
         number = launched.id()
         launched.task("pause", number)
+        wait_until(lambda: launched.events("yields"), "the order to yield")
         launched.let_go(HOLD)
         wait_until(lambda: json.loads(launched.task("show", number, "--json"))["state"] == "paused", "the pause")
         self.assertIn(f"task {number} waits for 1 slot", launched.task("resize", number, "--slots", 1))
