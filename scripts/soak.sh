@@ -26,6 +26,7 @@ campaign "interrupted runs of Python" env DTRAIN_RESUME_SEED="$SOAK_SEED" .deps/
 campaign "virtual ranks" env DTRAIN_VIRTUAL_SEED="$SOAK_SEED" .deps/peers/bin/python -B tests/integration/virtual_ranks.py \
   "$folder/bin" --long Bits
 campaign "virtual ranks in Python" .deps/peers/bin/python -B tests/python/logical_ranks.py "$folder/bin" --long Bits
+campaign "changes of the number of slots" .deps/peers/bin/python -B tests/integration/elastic.py "$folder/bin" --long
 campaign "loops of scripts, each killed" .deps/peers/bin/python -B tests/python/steps.py "$folder/bin" All
 for every in ${SOAK_EVERY:-3 10 1}; do
   campaign "a process is killed every $every s" .deps/peers/bin/python -B tests/integration/kills.py "$folder/bin" --every "$every" \

@@ -42,9 +42,15 @@ Json cores_per_slot(const scheduler::Task& task) {
   return task.cores_per_slot > 0 ? Json(task.cores_per_slot) : Json();
 }
 
-// "2 slots x 16 cores", "3 slots"
+// "1..4": the numbers of slots that an elastic task may have. Empty: it is not elastic.
+std::string elastic_text(const scheduler::Task& task) {
+  return task.most > 0 ? std::to_string(task.least) + ".." + std::to_string(task.most) : std::string();
+}
+
+// "2 slots x 16 cores", "3 slots", "2 of 1..4 slots"
 std::string slots_text(const scheduler::Task& task) {
-  const std::string slots = count_of(task.slots, "slot");
+  const std::string slots = task.most > 0 ? std::to_string(task.slots) + " of " + elastic_text(task) + " slots"
+                                          : count_of(task.slots, "slot");
   const Json cores = cores_per_slot(task);
   return cores.is_null() ? slots : slots + " x " + count_of(cores.get<std::int64_t>(), "core");
 }
@@ -88,6 +94,7 @@ class TaskTable {
                                        {"name"},
                                        {"state"},
                                        {"slots"},
+                                       {.name = "elastic", .title = "of"},
                                        {.name = "cores_per_slot", .title = "x cores"},
                                        {"agents"},
                                        {"priority"},
@@ -107,13 +114,16 @@ class TaskTable {
     const Cell behind = task.waiting ? Cell(task.waiting->behind) : Cell();
     const std::string& why = reason_of(task);
     const Cell reason = why.empty() ? Cell() : Cell(why);
+    const std::string elastic = elastic_text(task);
+    const Cell of = elastic.empty() ? Cell() : Cell(elastic);
     const Json cores = cores_per_slot(task);
     const Cell each = cores.is_null() ? Cell() : Cell(cores.get<int>());
     if (for_people_) {
-      table_.add({task.id, task.name, to_string(task.state), task.slots, each, agents, task.priority, behind, reason});
+      table_.add(
+          {task.id, task.name, to_string(task.state), task.slots, of, each, agents, task.priority, behind, reason});
     } else {
-      table_.add({task.id, task.name, to_string(task.state), task.slots, each, agents, task.priority, behind, reason,
-                  format_utc(task.submitted), utc(task.started), utc(task.ended), task.exit_code, task.run_dir,
+      table_.add({task.id, task.name, to_string(task.state), task.slots, of, each, agents, task.priority, behind,
+                  reason, format_utc(task.submitted), utc(task.started), utc(task.ended), task.exit_code, task.run_dir,
                   task.launcher_pid});
     }
   }
@@ -165,6 +175,9 @@ Json to_json(const Task& task, const std::vector<StateChange>& history) {
           {"reason", reason_of(task).empty() ? Json() : Json(reason_of(task))},
           {"behind", task.waiting ? Json(task.waiting->behind) : Json()},
           {"slots", task.slots},
+          {"elastic", task.most > 0 ? Json{{"min", task.least}, {"max", task.most}} : Json()},
+          {"resize", task.resize ? Json{{"slots", task.resize->slots}, {"reason", task.resize->why}} : Json()},
+          {"resize_refused", task.resize_refused.empty() ? Json() : Json(task.resize_refused)},
           {"cores_per_slot", cores_per_slot(task)},
           {"claim", claim},
           {"priority", task.priority},
@@ -194,6 +207,8 @@ std::string to_text(const Task& task, const std::vector<StateChange>& history) {
   }
   text += row("priority", std::to_string(task.priority));
   text += row("slots", slots_text(task));
+  if (task.resize) text += row("resize", "to " + count_of(task.resize->slots, "slot") + ": " + task.resize->why);
+  if (!task.resize_refused.empty()) text += row("refused", "another number of slots: " + task.resize_refused);
   for (const scheduler::ClaimedShare& share : task.claim) {
     std::vector<std::string> slots;
     for (const int slot : share.slots) slots.push_back(std::to_string(slot));
@@ -286,6 +301,64 @@ void add_task_pause(CLI::App& task, const std::string& name, const std::string& 
   });
 }
 
+constexpr auto kPatienceWithAnswer = std::chrono::seconds(20);
+
+// Waits for the launcher's answer to an order for another number of slots.
+std::string answer_to_resize(scheduler::Ledger& ledger, scheduler::TaskId id, int slots, const Clock& clock) {
+  const std::string name = "task " + std::to_string(id), number = count_of(slots, "slot");
+  const Nanoseconds deadline = clock.monotonic() + kPatienceWithAnswer;
+  for (;;) {
+    const scheduler::Task task = *ledger.find(id);
+    const bool stops = task.state == scheduler::TaskState::kStopping;
+    const bool waits = task.state == scheduler::TaskState::kQueued || task.state == scheduler::TaskState::kPaused;
+    if (has_ended(task.state)) return name + " has ended: " + state_text(task);
+    if (!task.resize_refused.empty()) {
+      throw ConfigError(name + " keeps " + count_of(task.slots, "slot") + ": " + task.resize_refused);
+    }
+    if (stops && ledger.orders(id).kills > 0) return name + " is being stopped, and does not go on";
+    if (task.resize && stops) return name + " saves after its current step and goes on with " + number;
+    if (!task.resize) return name + (waits ? " waits for " + number : " goes on with " + number);
+    if (clock.monotonic() > deadline) {
+      return name + " is asked to go on with " + number + "; its launcher (pid " + std::to_string(task.launcher_pid) +
+             ") has not answered yet";
+    }
+    std::this_thread::sleep_for(kPollPeriod);
+  }
+}
+
+std::string resize(scheduler::Ledger& ledger, scheduler::TaskId id, int slots, const Clock& clock) {
+  const std::string name = "task " + std::to_string(id);
+  const bool has_asked = ledger.request_slots(id, slots, "dtrain task resize");
+  const scheduler::Task task = *ledger.find(id);
+  if (task.most > 0 && !has_ended(task.state)) {
+    return name + " may have " + elastic_text(task) + " slots from now on, and has " + std::to_string(task.slots);
+  }
+  if (has_asked) return answer_to_resize(ledger, id, slots, clock);
+  if (has_ended(task.state)) {
+    return name + " has already ended: " + state_text(task) +
+           "\n  dtrain launch --continue RUN --set resources.slots_per_trial=" + std::to_string(slots) +
+           " goes on where it has not trained to its end";
+  }
+  return name + (task.resize ? " is asked already to go on with " : " has ") + count_of(slots, "slot");
+}
+
+void add_task_resize(CLI::App& task) {
+  auto name = std::make_shared<std::string>();
+  auto slots = std::make_shared<int>(0);
+  CLI::App* command =
+      task.add_subcommand("resize", "Make a task save a checkpoint, and go on with another number of slots from there");
+  command->add_option("ID", *name, kTaskHelp)->required();
+  command->add_option("--slots", *slots, "The number of slots")->required()->check(CLI::PositiveNumber);
+  command->footer(
+      "The run keeps its place in the queue, its checkpoints, and the order of its samples. With\n"
+      "reproducibility.virtual_ranks it also keeps its bits; docs/elastic.md says what changes without them.");
+  command->callback([name, slots] {
+    const SystemClock clock;
+    scheduler::Ledger ledger = launcher::open_user_ledger(clock);
+    std::printf("%s\n", resize(ledger, launcher::find_task(ledger, *name).id, *slots, clock).c_str());
+  });
+}
+
 // True while the launcher of a task that has ended still writes the report into the run's folder. Its slots are free.
 bool writes_report(const scheduler::Task& task) {
   const auto owner = rank::owner_here(task.run_dir);
@@ -315,7 +388,7 @@ void add_task_wait(CLI::App& task, ExitCode* exit_code) {
 
 void add_task(CLI::App& app, ExitCode* exit_code) {
   CLI::App* command =
-      app.add_subcommand("task", "List, stop, pause and wait for launches of this user on this machine");
+      app.add_subcommand("task", "List, stop, pause, resize and wait for launches of this user on this machine");
   command->require_subcommand(1);
   add_task_list(*command);
   add_task_show(*command);
@@ -323,6 +396,7 @@ void add_task(CLI::App& app, ExitCode* exit_code) {
   add_task_pause(*command, "pause",
                  "Make tasks save a checkpoint, give up their slots, and wait until they are activated", true);
   add_task_pause(*command, "activate", "Queue paused tasks again; they go on from their checkpoints", false);
+  add_task_resize(*command);
   add_task_wait(*command, exit_code);
 }
 

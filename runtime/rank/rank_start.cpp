@@ -82,6 +82,10 @@ Assignment read_assignment(const RankIdentity& identity) {
     Assignment assignment{.experiment =
                               config::read_experiment(options.experiment_file, options.overrides, options.contents)};
     const config::Experiment& experiment = assignment.experiment;
+    if (!launched) {
+      config::refuse_elastic(experiment, "is for `dtrain launch`, whose queue changes the number of slots",
+                             "leave it out, or start the run with dtrain launch");
+    }
     share_new_files(experiment);
     check_kind(experiment, options.for_model);
     check_model_files(experiment);
@@ -270,7 +274,8 @@ void RankSession::connect_launcher() {
     files_->folder.path = environment.handover->run_dir;
     files_->events.open(files_->folder.events(), environment.world.rank, identity_->host.name);
   }
-  launcher_->link().watch([this] { on_launcher_end(); }, [this](int signal) { stops_->launcher_asks(signal); });
+  launcher_->link().watch([this] { on_launcher_end(); },
+                          [this](int signal, int value) { stops_->launcher_asks(signal, value); });
 }
 
 void RankSession::connect_ranks() {

@@ -60,6 +60,7 @@ TEST(Cli, AnUnknownOptionSuggestsTheNearestOfItsCommand) {
                                                        {"task", "kill"},
                                                        {"task", "wait"},
                                                        {"task", "pause"},
+                                                       {"task", "resize"},
                                                        {"logs"},
                                                        {"top"},
                                                        {"board"},

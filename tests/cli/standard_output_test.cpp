@@ -69,6 +69,7 @@ std::vector<Words> one_of_each() {
           {"task", "kill", "1"},
           {"task", "pause", "1"},
           {"task", "activate", "1"},
+          {"task", "resize", "1", "--slots", "1"},
           {"task", "wait", "1"},
           {"checkpoint", "list", "./run"},
           {"checkpoint", "list", "./run", "--json"},

@@ -1,18 +1,28 @@
 // A trial whose result depends on all that belongs to a logical rank: its number, its batches, its random streams, its
-// buffers. virtual_ranks.py trains it on several numbers of ranks. hyperparameters.fault plants mistakes.
+// buffers. virtual_ranks.py and elastic.py train it on several numbers of ranks. hyperparameters.fault plants mistakes.
 #include <dtrain/dtrain.h>
 
 #include <dtrain/data/data_sets.h>
 
 #include <ATen/Parallel.h>
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <random>
+#include <stdexcept>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "trial_cases.h"
 #include "trial_optimizer.h"
@@ -67,6 +77,33 @@ struct MlpImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mlp);
 
+// Gives the same up to rounding on any number of ranks.
+struct PlainImpl : torch::nn::Module {
+  PlainImpl()
+      : first(register_module("first", torch::nn::Linear(kSide * kSide, 48))),
+        out(register_module("out", torch::nn::Linear(48, kClasses))) {}
+  torch::Tensor forward(const torch::Tensor& x) { return out(first(x).tanh()); }
+  torch::nn::Linear first, out;
+};
+TORCH_MODULE(Plain);
+
+// A file of each process with a line for each of its samples: the batch, the rank, and a value of the sample.
+class SampleLog {
+ public:
+  explicit SampleLog(const std::string& folder) {
+    if (!folder.empty()) file_.open(folder + "/samples-" + std::to_string(::getpid()));
+  }
+  void write(std::int64_t batch, int rank, const torch::Tensor& features) {
+    if (!file_.is_open()) return;
+    for (std::int64_t row = 0; row < features.size(0); ++row) {
+      file_ << batch << ' ' << rank << ' ' << std::hexfloat << features[row][0].item<float>() << std::endl;
+    }
+  }
+
+ private:
+  std::ofstream file_;
+};
+
 class VirtualTrial : public dtrain::Trial {
  public:
   explicit VirtualTrial(dtrain::TrialContext& context) : context_(context) {
@@ -74,6 +111,9 @@ class VirtualTrial : public dtrain::Trial {
     if (model == "cnn") {
       Cnn cnn = context.wrap_model(Cnn());
       forward_ = [cnn](const torch::Tensor& x) mutable { return cnn->forward(x); };
+    } else if (model == "plain") {
+      Plain plain = context.wrap_model(Plain());
+      forward_ = [plain](const torch::Tensor& x) mutable { return plain->forward(x); };
     } else {
       Mlp mlp = context.wrap_model(Mlp());
       forward_ = [mlp](const torch::Tensor& x) mutable { return mlp->forward(x); };
@@ -83,6 +123,12 @@ class VirtualTrial : public dtrain::Trial {
     stop_at_ = context.hyperparameter<std::int64_t>("stop_at", 0);
     ragged_ = context.hyperparameter<bool>("ragged", false);
     fault_ = context.hyperparameter<std::string>("fault", "");
+    // In these batches rank 0 waits for the file FOLDER/BATCH.
+    holds_ = context.hyperparameter<std::vector<std::int64_t>>("hold", {});
+    folder_ = context.hyperparameter<std::string>("folder", "");
+    samples_.emplace(folder_);
+    if (context.world_size() > context.hyperparameter<int>("most_ranks", 1024))
+      throw std::runtime_error("too many ranks");
     if (fault_ == "threads") at::set_num_threads(3);
     if (fault_ == "callback") context.add_callback(std::make_shared<dtrain::Callback>());
   }
@@ -98,6 +144,12 @@ class VirtualTrial : public dtrain::Trial {
 
   dtrain::Metrics train_batch(const dtrain::Batch& batch) override {
     if (context_.around_the_loop().batch == stop_at_ && context_.rank() == 0) std::raise(SIGTERM);
+    const std::int64_t number = context_.around_the_loop().batch;
+    const bool holds = context_.rank() == 0 && std::ranges::find(holds_, number) != holds_.end();
+    while (holds && !std::filesystem::exists(std::filesystem::path(folder_) / std::to_string(number))) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    samples_->write(number, context_.rank(), batch["features"]);
     torch::Tensor x = batch["features"];
     if (fault_ == "unseeded") x = x + 1e-3 * static_cast<double>(unseeded_() % 1000);
     const torch::Tensor scores = forward_(x);
@@ -136,6 +188,9 @@ class VirtualTrial : public dtrain::Trial {
   dtrain::TrialContext& context_;
   std::function<torch::Tensor(const torch::Tensor&)> forward_;
   std::string fault_;
+  std::string folder_;
+  std::vector<std::int64_t> holds_;
+  std::optional<SampleLog> samples_;
   bool ragged_ = false;
   std::int64_t stop_at_ = 0;  // the batch in which the run is asked to stop; 0: none
   std::mt19937 unseeded_;     // of the process: its stream goes on from one logical rank to the next

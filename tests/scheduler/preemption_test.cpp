@@ -23,7 +23,12 @@ std::vector<TaskId> victims(const std::vector<TaskRequest>& queue, const HeldSlo
                             const std::vector<RunningTask>& running) {
   std::vector<QueuedTask> queued;
   for (const TaskRequest& one : queue) queued.push_back({static_cast<TaskId>(100 + queued.size()), &one});
-  return choose_victims(queued, held, running);
+  std::vector<TaskId> stopped;
+  for (const Yield& yield : choose_yields(queued, held, running)) {
+    EXPECT_THAT(yield.keeps, IsEmpty());
+    stopped.push_back(yield.id);
+  }
+  return stopped;
 }
 
 RunningTask runs(TaskId id, int priority, int started_s) {
@@ -151,6 +156,84 @@ TEST_F(PreemptingLedger, WhatCannotBePausedIsRefused) {
   const TaskId ended = ledger.submit(yielding(1, 42));
   ledger.end(ended, TaskState::kDone, "", 0);
   EXPECT_FALSE(ledger.set_paused(ended, true));
+}
+
+TEST_F(PreemptingLedger, ATaskIsAskedToGoOnWithAnotherNumberOfSlots) {
+  Ledger ledger = open();
+  const TaskId task = ledger.submit(yielding(1, 42));
+  ASSERT_TRUE(ledger.try_claim(task));
+  EXPECT_EQ(ledger.orders(task).resize, std::nullopt);
+  EXPECT_FALSE(ledger.request_slots(task, 1, "dtrain task resize")) << "it has one";
+  EXPECT_TRUE(ledger.request_slots(task, 2, "dtrain task resize"));
+  EXPECT_FALSE(ledger.request_slots(task, 2, "dtrain task resize")) << "it is asked already";
+  EXPECT_EQ(ledger.orders(task).resize, (Resize{2, "dtrain task resize"}));
+  EXPECT_EQ(ledger.find(task)->resize, (Resize{2, "dtrain task resize"}));
+  EXPECT_EQ(ledger.find(task)->slots, 1) << "it still has to save";
+  const TaskRequest two = yielding(2, 42);
+  ledger.requeue(task, "dtrain task resize", &two);
+  EXPECT_EQ(ledger.orders(task).resize, std::nullopt);
+  EXPECT_EQ(ledger.find(task)->slots, 2);
+  const auto claim = ledger.try_claim(task);
+  ASSERT_TRUE(claim);
+  EXPECT_THAT(claim->front().slots, ElementsAre(0, 1));
+  EXPECT_EQ(ledger.find(task)->resize_refused, "");
+}
+
+TEST_F(PreemptingLedger, AnOrderForSlotsIsReplacedWithdrawnOrRefused) {
+  Ledger ledger = open();
+  const TaskId task = ledger.submit(yielding(1, 42));
+  ASSERT_TRUE(ledger.try_claim(task));
+  EXPECT_TRUE(ledger.request_slots(task, 3, "a"));
+  EXPECT_TRUE(ledger.request_slots(task, 2, "b"));
+  EXPECT_EQ(ledger.orders(task).resize, (Resize{2, "b"}));
+  ledger.refuse_slots(task, 3, "3 never fit");
+  EXPECT_EQ(ledger.orders(task).resize, (Resize{2, "b"})) << "the answer is to the order before";
+  EXPECT_TRUE(ledger.request_slots(task, 1, "c"));
+  EXPECT_EQ(ledger.orders(task).resize, std::nullopt) << "it has one slot still";
+  EXPECT_TRUE(ledger.request_slots(task, 2, "d"));
+  ledger.refuse_slots(task, 2, "2 never fit");
+  EXPECT_EQ(ledger.orders(task).resize, std::nullopt);
+  EXPECT_EQ(ledger.find(task)->resize_refused, "2 never fit");
+  EXPECT_TRUE(ledger.request_slots(task, 2, "e")) << "it may be asked again";
+  EXPECT_EQ(ledger.find(task)->resize_refused, "");
+}
+
+TEST_F(PreemptingLedger, ATaskThatStopsForOneNumberIsAskedForItsOldOne) {
+  Ledger ledger = open();
+  const TaskId task = ledger.submit(yielding(1, 42));
+  ASSERT_TRUE(ledger.try_claim(task));
+  EXPECT_TRUE(ledger.request_slots(task, 2, "a"));
+  ledger.set_state(task, TaskState::kStopping, "a");
+  EXPECT_TRUE(ledger.request_slots(task, 1, "b"));
+  const TaskRequest two = yielding(2, 42);
+  ledger.requeue(task, "a", &two);
+  EXPECT_EQ(ledger.orders(task).resize, (Resize{1, "b"}));
+}
+
+TEST_F(PreemptingLedger, OtherLaunchesSeeTheNewNumberOfATaskThatIsQueued) {
+  Ledger ledger = open();
+  Ledger other = open();
+  const TaskId first = ledger.submit(yielding(1, 10, false));
+  const TaskId later = other.submit(yielding(1, 50, false));
+  EXPECT_FALSE(other.try_claim(later)) << "the first one could use either slot";
+  EXPECT_TRUE(other.request_slots(first, 3, "a"));
+  EXPECT_EQ(ledger.orders(first).resize, (Resize{3, "a"}));
+  TaskRequest three = yielding(3, 10, false);
+  ledger.requeue(first, "a", &three);
+  EXPECT_TRUE(other.try_claim(later)) << "the first one fits nowhere";
+}
+
+TEST_F(PreemptingLedger, WhatCannotBeResizedIsRefused) {
+  Ledger ledger = open();
+  EXPECT_THROW(ledger.request_slots(7, 2, ""), ConfigError);
+  EXPECT_THROW(ledger.request_slots(ledger.submit(request(1)), 2, ""), ConfigError) << "a mock run";
+  TaskRequest by_slurm = yielding(1, 42);
+  by_slurm.placed_by_others = true;
+  EXPECT_THROW(ledger.request_slots(ledger.submit(by_slurm), 2, ""), ConfigError);
+  const TaskId ended = ledger.submit(yielding(1, 42));
+  EXPECT_THROW(ledger.request_slots(ended, 0, ""), ConfigError);
+  ledger.end(ended, TaskState::kDone, "", 0);
+  EXPECT_FALSE(ledger.request_slots(ended, 2, ""));
 }
 
 }  // namespace

@@ -92,7 +92,12 @@ class Watcher {
   void take_interrupts() {
     while (const auto signal = attempt_.signals.next()) interrupt(rank::signal_name(*signal), *signal);
     for (const int kills = attempt_.task.kills(); kills_ < kills; ++kills_) interrupt("dtrain task kill", SIGINT);
-    if (interrupts_ == 0 && !yields_ && !attempt_.task.yields().empty()) yield(attempt_.task.yields());
+    if (interrupts_ > 0 || yields_) return;
+    if (!attempt_.task.yields().empty()) return yield(attempt_.task.yields());
+    const auto order = attempt_.task.resize();
+    const auto say = [&](const std::string& line) { attempt_.screen.line(line); };
+    if (!order || !attempt_.resizing.accepts(*order, say)) return;
+    yield(text_of(*order), attempt_.placed.experiment.optimizations.local_sgd.has_value());
   }
 
   // A SIGTERM is often sent twice at once: to the whole process group, and again by a parent that passes it on. So is
@@ -113,11 +118,11 @@ class Watcher {
     ranks_.interrupt({.why = why, .signal = signal, .count = interrupts_, .repeats = yields_ && interrupts_ == 1});
   }
 
-  void yield(const std::string& why) {
+  void yield(const std::string& why, bool at_meeting = false) {
     yields_ = true;
     attempt_.events.write("yields", {{"reason", why}});
     attempt_.task.enter(scheduler::TaskState::kStopping, why);
-    ranks_.interrupt({.why = why, .signal = SIGTERM, .yields = true});
+    ranks_.interrupt({.why = why, .signal = SIGTERM, .yields = true, .at_meeting = at_meeting});
   }
 
   void look(bool last) {
@@ -171,65 +176,103 @@ void keep_what_is_in_memory(const RunningLaunch& running, checkpoints::MemoryFol
   }
 }
 
-// As run_attempts(). `memory`: null, or for the states in memory.
-Outcome make_attempts(const RunningLaunch& running, PlacedLaunch placed, rank::ResumePoint resume, int restarts,
-                      const std::function<std::optional<PlacedLaunch>()>& place_again,
-                      const checkpoints::MemoryFolder* memory) {
-  Recoveries recoveries(running);
-  Standby standby;
-  for (;;) {
-    const Attempt attempt{running,     placed, resume, memory ? memory->path() : std::filesystem::path(),
-                          &recoveries, standby};
-    const int number = rank::attempt_number(running.folder);
-    Json fields = to_json(resume);
-    fields["attempt"] = number;
-    // The launch in a Slurm job makes the attempts of a run that is submitted.
-    if (!needs_allocation(placed, running.variables)) running.events.write("attempt_started", fields);
-    if (number > 1) running.task.enter(scheduler::TaskState::kStarting, "attempt " + std::to_string(number));
-    recoveries.begin_attempt(number, resume.step, placed);
-    Outcome outcome = run_once(attempt);
-    recoveries.end_attempt();
-    const bool done = outcome.exit_code == ExitCode::kDone;
-    bool yields = outcome.interrupt.yields && !outcome.failure && !done;
-    if (yields) {
-      recoveries.give_up();
-      running.events.write("attempt_stopped", {{"attempt", number}, {"reason", outcome.interrupt.why}});
-      if (const auto refused = prepare_next(running, resume, number, outcome.interrupt.why)) return *refused;
-    } else {
-      const bool stops = outcome.interrupt.exists() && !outcome.interrupt.yields;
-      if (!outcome.failure || !outcome.failure->may_pass || stops) return outcome;
-      if (auto repeated = recoveries.repeated(*outcome.failure)) {
-        outcome.failure = std::move(repeated);
-        return outcome;
+class Attempts {
+ public:
+  Attempts(const RunningLaunch& running, PlacedLaunch placed, rank::ResumePoint resume, int restarts)
+      : running_(running), placed_(std::move(placed)), resume_(std::move(resume)), restarts_(restarts) {}
+
+  // As run_attempts(). `memory`: null, or for the states in memory.
+  Outcome make(const std::function<std::optional<PlacedLaunch>()>& place_again,
+               const checkpoints::MemoryFolder* memory) {
+    for (;;) {
+      Outcome outcome = make_one(memory ? memory->path() : std::filesystem::path());
+      const bool done = outcome.exit_code == ExitCode::kDone;
+      Next next = Next::kEnd;
+      if (outcome.interrupt.yields && !outcome.failure && !done) {
+        next = yield(outcome.interrupt.why);
+      } else if (const bool stops = outcome.interrupt.exists() && !outcome.interrupt.yields;
+                 outcome.failure && !stops) {
+        next = fail(outcome);
       }
-      // A checkpoint that is further than where the attempt began is progress.
-      const auto in_memory = checkpoints::newest_in_memory(running.folder.path);
-      const std::int64_t saved = rank::read_state(running.folder).last_saved.value_or(0);
-      if (std::max(saved, in_memory ? in_memory->about.step : 0) > resume.step) restarts = 0;
-      std::error_code code;
-      const bool folder_is_there = std::filesystem::exists(running.folder.plan(), code);
-      const int most = placed.experiment.max_restarts;
-      if (restarts >= most || !folder_is_there) return outcome;
-      recoveries.recover_from(*outcome.failure);
-      ++restarts;
-      const std::string cause = outcome.failure->cause;
-      running.events.write("attempt_failed", {{"attempt", number},
-                                              {"rank", outcome.failure->rank},
-                                              {"step", recoveries.batches_done()},
-                                              {"cause", cause},
-                                              {"restart", restarts}});
-      running.screen.line("dtrain: attempt " + std::to_string(number) + " failed: " + cause);
-      const std::string when = "restart " + std::to_string(restarts) + " of " + std::to_string(most);
-      if (const auto refused = prepare_next(running, resume, number, when)) return *refused;
-      yields = outcome.interrupt.yields;
+      if (next == Next::kEnd) return outcome;
+      if (const auto refused = prepare_next(running_, resume_, number_, when_)) return *refused;
+      if (next == Next::kRestart) continue;
+      if (next == Next::kQueue) running_.resizing.requeue(outcome.interrupt.why);
+      auto again = place_again();
+      if (!again) return outcome_of_cancelled(running_.task, resume_);
+      placed_ = *std::move(again);
     }
-    if (!yields) continue;
-    running.task.requeue(outcome.interrupt.why);
-    auto again = place_again();
-    if (!again) return outcome_of_cancelled(running.task, resume);
-    placed = *std::move(again);
   }
-}
+
+ private:
+  enum class Next { kEnd, kRestart, kQueue, kQueued };  // kQueued: the task waits in the queue already
+
+  Outcome make_one(const std::filesystem::path& memory) {
+    running_.resizing.tell(resume_, say_);
+    const Attempt attempt{running_, placed_, resume_, memory, &recoveries_, standby_};
+    number_ = rank::attempt_number(running_.folder);
+    Json fields = to_json(resume_);
+    fields["attempt"] = number_;
+    // The launch in a Slurm job makes the attempts of a run that is submitted.
+    if (!needs_allocation(placed_, running_.variables)) running_.events.write("attempt_started", fields);
+    if (number_ > 1) running_.task.enter(scheduler::TaskState::kStarting, "attempt " + std::to_string(number_));
+    recoveries_.begin_attempt(number_, resume_.step, placed_);
+    const std::int64_t done_before = recoveries_.batches_done();
+    Outcome outcome = run_once(attempt);
+    recoveries_.end_attempt();
+    if (recoveries_.batches_done() > done_before) running_.resizing.batch_is_done();
+    return outcome;
+  }
+
+  Next yield(const std::string& why) {
+    recoveries_.give_up();
+    running_.events.write("attempt_stopped", {{"attempt", number_}, {"reason", why}});
+    when_ = why;
+    return Next::kQueue;
+  }
+
+  // Counts the failure, and decides whether another attempt follows.
+  Next fail(Outcome& outcome) {
+    const std::string cause = outcome.failure->cause;
+    const int most = placed_.experiment.max_restarts;
+    auto repeated = outcome.failure->may_pass ? recoveries_.repeated(*outcome.failure) : std::nullopt;
+    // A checkpoint that is further than where the attempt began is progress.
+    const auto in_memory = checkpoints::newest_in_memory(running_.folder.path);
+    const std::int64_t saved = rank::read_state(running_.folder).last_saved.value_or(0);
+    if (std::max(saved, in_memory ? in_memory->about.step : 0) > resume_.step) restarts_ = 0;
+    std::error_code code;
+    const bool folder_is_there = std::filesystem::exists(running_.folder.plan(), code);
+    Next next = Next::kEnd;
+    if (outcome.failure->may_pass && !repeated && restarts_ < most && folder_is_there) {
+      recoveries_.recover_from(*outcome.failure);
+      when_ = "restart " + std::to_string(++restarts_) + " of " + std::to_string(most);
+      next = outcome.interrupt.yields ? Next::kQueue : Next::kRestart;
+    } else if (folder_is_there && running_.resizing.go_back(cause, say_)) {
+      recoveries_.give_up();
+      when_ = "as before the resize";
+      next = Next::kQueued;
+    }
+    if (repeated) outcome.failure = std::move(repeated);
+    if (next == Next::kEnd) return next;
+    running_.events.write("attempt_failed", {{"attempt", number_},
+                                             {"rank", outcome.failure->rank},
+                                             {"step", recoveries_.batches_done()},
+                                             {"cause", cause},
+                                             {"restart", restarts_}});
+    running_.screen.line("dtrain: attempt " + std::to_string(number_) + " failed: " + cause);
+    return next;
+  }
+
+  const RunningLaunch& running_;
+  PlacedLaunch placed_;
+  rank::ResumePoint resume_;
+  int restarts_;
+  Recoveries recoveries_{running_};
+  Standby standby_;
+  const Resizing::Say say_ = [this](const std::string& line) { running_.screen.line(line); };
+  int number_ = 1;    // of the attempt
+  std::string when_;  // why the next one follows
+};
 
 }  // namespace
 
@@ -243,7 +286,10 @@ Failure reported_failure(const std::string& who, int rank, const rank::ErrorMess
 
 std::string stopping_line(const Interrupt& interrupt) {
   if (interrupt.repeats) return "dtrain: " + interrupt.why + ": the ranks are stopping already; another one kills them";
-  if (interrupt.yields) return "dtrain: " + interrupt.why + ": saving after the current step, to go on later";
+  if (interrupt.yields) {
+    const std::string when = interrupt.at_meeting ? "after the next meeting" : "after the current step";
+    return "dtrain: " + interrupt.why + ": saving " + when + ", to go on later";
+  }
   return "dtrain: " + interrupt.why + ": stopping after the current step; a second " + interrupt.why +
          " kills the ranks";
 }
@@ -278,7 +324,7 @@ Outcome outcome_of_cancelled(const LaunchTask& task, const rank::ResumePoint& re
 Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, rank::ResumePoint resume, int restarts,
                      const std::function<std::optional<PlacedLaunch>()>& place_again) {
   const auto memory = make_memory_folder(running, placed);
-  Outcome outcome = make_attempts(running, std::move(placed), std::move(resume), restarts, place_again, memory.get());
+  Outcome outcome = Attempts(running, std::move(placed), std::move(resume), restarts).make(place_again, memory.get());
   if (memory && outcome.failure) keep_what_is_in_memory(running, *memory);
   return outcome;
 }

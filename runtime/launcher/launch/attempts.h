@@ -23,6 +23,7 @@
 #include "dtrain/rank/stop_requests.h"
 #include "dtrain/rank/trainer_status.h"
 #include "launch/launch_task.h"
+#include "launch/resizing.h"
 #include "launch/standby.h"
 #include "plan/launch_plan.h"
 
@@ -96,6 +97,7 @@ struct RunningLaunch {
   const rank::Variables& variables;
   rank::LaunchSignals& signals;
   LaunchTask& task;  // records every process that is started
+  Resizing& resizing;
 };
 
 // One attempt at a placed launch.
@@ -112,10 +114,11 @@ struct Attempt : RunningLaunch {
 
 // Starts the ranks with the launcher of the plan, at first where `resume` says. Starts them again from the newest
 // checkpoint after a failure that may pass, a signal that dtrain did not send or a lost host; and after an order to
-// yield (LaunchTask::yields()), which does not count as a restart, where `place_again` says. Empty: the launch was
-// cancelled while it waited. `restarts`: how many of max_restarts are used already; a checkpoint that is further than
-// where the attempt began sets it to 0. The same fault at the same batch three times ends the run, too. Logs and
-// records of attempts before the last are in attempt-N/ of the run's folder.
+// yield (LaunchTask::yields(), resize()), which does not count as a restart, where `place_again` says. Empty: the
+// launch was cancelled while it waited. If the first attempt with another number of slots fails, the number before
+// returns. `restarts`: how many of max_restarts are used already; a checkpoint that is further than where the attempt
+// began sets it to 0. The same fault at the same batch three times ends the run, too. Logs and records of attempts
+// before the last are in attempt-N/ of the run's folder.
 Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, rank::ResumePoint resume, int restarts,
                      const std::function<std::optional<PlacedLaunch>()>& place_again);
 

@@ -205,24 +205,16 @@ std::string reason_of(const Outcome& outcome) {
 // Places the ranks on their slots, and writes the run's plan.json. Looks at the machines, unless Slurm still has to be
 // asked for them.
 PlacedLaunch settle(const LaunchPlan& plan, const scheduler::Claim& claim, const LaunchedRun& opened,
-                    const rank::Variables& variables, LaunchTask& task, rank::EventLog& events) {
+                    const rank::Variables& variables) {
   const bool by_slurm = plan.launcher().type == config::LauncherType::kSlurm;
   const LookAtHosts look{
       .remote = by_slurm ? over_srun() : over_remote_shell(remote_shell(plan.launcher().options, variables)),
       .say = [](const std::string& line) { rank::print("dtrain: " + line + "\n"); }};
-  std::optional<PlacedLaunch> placed;
-  try {
-    placed = place_launch(plan, claim, variables, needs_allocation(plan, variables) ? nullptr : &look, opened.keys);
-  } catch (const Error& error) {
-    const bool bad_input = dynamic_cast<const ConfigError*>(&error) != nullptr;
-    const ExitCode code = bad_input ? ExitCode::kBadInput : ExitCode::kRunFailed;
-    task.end(code, error.what());
-    write_last_event(events, {.exit_code = code, .failure = Failure{.cause = error.what()}});
-    throw;
-  }
-  warn(std::span(placed->warnings).subspan(plan.warnings.size()));
-  rank::write_plan_file(opened.folder.plan(), to_json(*placed));
-  return *std::move(placed);
+  PlacedLaunch placed =
+      place_launch(plan, claim, variables, needs_allocation(plan, variables) ? nullptr : &look, opened.keys);
+  warn(std::span(placed.warnings).subspan(plan.warnings.size()));
+  rank::write_plan_file(opened.folder.plan(), to_json(placed));
+  return placed;
 }
 
 // Returns rows that say where a run goes on and with which overrides, including those with which it was started.
@@ -264,21 +256,35 @@ std::string how_to_continue(const LaunchedRun& run, const LaunchPlan& plan, cons
 }
 
 // Carries out a launch from the queue to its end. `detached` is null unless this is the process that --detach started.
-ExitCode carry_out(const LaunchPlan& plan, LaunchedRun opened, const rank::Variables& variables, const Clock& clock,
-                   Detached* detached) {
+ExitCode carry_out(const LaunchPlan& first_plan, LaunchedRun opened, const rank::Variables& variables,
+                   const Clock& clock, Detached* detached) {
   const rank::RunFolder& folder = opened.folder;
   std::signal(SIGPIPE, SIG_IGN);  // a reader of our output that goes away does not end the run
   raise_open_files();             // for the ranks and the monitor, too
   rank::LaunchSignals signals;
-  rank::EventLog events(folder.events(), clock, -1, plan.host);
-  LaunchTask task(rank::state_folder(variables), task_request(plan, folder.path), clock);
+  rank::EventLog events(folder.events(), clock, -1, first_plan.host);
+  LaunchTask task(rank::state_folder(variables), task_request(first_plan, folder.path), clock);
   events.write("submitted", {{"task", task.id()}, {"start_ticks", host::start_ticks(::getpid())}});
+  Resizing resizing(first_plan, folder, variables, task, events);
+  const LaunchPlan& plan = resizing.plan();
   bool told = false;
   const auto place = [&]() -> std::optional<PlacedLaunch> {
-    Detached* const foreground = std::exchange(told, true) ? nullptr : detached;
-    const auto claim = wait_in_queue(plan, folder.path, task, signals, events, foreground);
-    if (!claim) return std::nullopt;
-    return settle(plan, *claim, opened, variables, task, events);
+    for (;;) {
+      Detached* const foreground = std::exchange(told, true) ? nullptr : detached;
+      const auto claim = wait_in_queue(resizing, folder.path, task, signals, events, foreground);
+      if (!claim) return std::nullopt;
+      try {
+        resizing.take(scheduler::slots_of(*claim));
+        return settle(plan, *claim, opened, variables);
+      } catch (const Error& error) {
+        if (resizing.go_back(error.what(), [](const std::string& line) { rank::print(line + "\n"); })) continue;
+        const bool bad_input = dynamic_cast<const ConfigError*>(&error) != nullptr;
+        const ExitCode code = bad_input ? ExitCode::kBadInput : ExitCode::kRunFailed;
+        task.end(code, error.what());
+        write_last_event(events, {.exit_code = code, .failure = Failure{.cause = error.what()}});
+        throw;
+      }
+    }
   };
   const std::optional<PlacedLaunch> placed = place();
   if (!placed) {
@@ -309,8 +315,8 @@ ExitCode carry_out(const LaunchPlan& plan, LaunchedRun opened, const rank::Varia
                              [&screen](const std::string& warning) { screen.line("dtrain: warning: " + warning); });
   if (needs_allocation(plan, variables)) opened.lock.release();  // the job takes it
   const rank::FolderWatch watch(folder.path);
-  Outcome outcome = run_attempts({folder, guarded_events, screen, status, clock, variables, signals, task}, *placed,
-                                 opened.resume, rank::read_state(folder).restarts, place);
+  Outcome outcome = run_attempts({folder, guarded_events, screen, status, clock, variables, signals, task, resizing},
+                                 *placed, opened.resume, rank::read_state(folder).restarts, place);
   const std::string gone = watch.gone();
   if (!gone.empty() && !outcome.failure) {
     outcome.failure = Failure{.cause = watch.error(gone)};

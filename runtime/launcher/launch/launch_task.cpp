@@ -10,6 +10,7 @@
 #include "dtrain/base/limits.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/rank/screen.h"
+#include "launch/resizing.h"
 
 namespace dtrain::launcher {
 namespace {
@@ -49,18 +50,21 @@ LaunchTask::~LaunchTask() {
   if (!ended_) end(ExitCode::kRunFailed, "the launcher ended with an error of its own");
 }
 
-std::optional<scheduler::Claim> LaunchTask::wait_for_slots(rank::LaunchSignals& signals,
-                                                           const std::function<void(const scheduler::Waiting&)>& say) {
+std::optional<scheduler::Claim> LaunchTask::wait_for_slots(
+    rank::LaunchSignals& signals, const std::function<void(const scheduler::Waiting&)>& say,
+    const std::function<void(const scheduler::Resize&)>& resize) {
   std::optional<scheduler::Waiting> said;
   while (true) {
     if (const auto signal = signals.next()) {
       cancelled_ = {.why = rank::signal_name(*signal) + " while it was queued", .signal = *signal};
       return std::nullopt;
     }
-    if (ledger_.orders(id_).kills > 0) {
+    const scheduler::Orders orders = ledger_.orders(id_);
+    if (orders.kills > 0) {
       cancelled_ = {.why = "dtrain task kill while it was queued", .signal = SIGINT};
       return std::nullopt;
     }
+    if (orders.resize) resize(*orders.resize);
     scheduler::Waiting waiting;
     if (auto claim = ledger_.try_claim(id_, &waiting)) return claim;
     if (said != waiting) {
@@ -97,13 +101,20 @@ int LaunchTask::kills() {
     // Other tasks may be using the slots by now.
     kills_ = orders.lost ? 2 : orders.kills;
     yield_ = orders.yield;
+    resize_ = orders.resize;
   });
   return kills_;
 }
 
-void LaunchTask::requeue(const std::string& reason) {
-  ledger_.requeue(id_, reason);
+void LaunchTask::refuse_slots(int slots, const std::string& cause) {
+  guarded([&] { ledger_.refuse_slots(id_, slots, cause); });
+  resize_.reset();
+}
+
+void LaunchTask::requeue(const std::string& reason, const scheduler::TaskRequest* resized) {
+  ledger_.requeue(id_, reason, resized);
   yield_.clear();
+  resize_.reset();
 }
 
 void LaunchTask::end(ExitCode exit_code, const std::string& cause) {
@@ -155,10 +166,25 @@ std::string Detached::hear() {
               "the end of its log:\n  " + said);
 }
 
+namespace {
+
+// Empty: the task needs the plan's number of slots.
+std::optional<scheduler::Elastic> elastic_of(const LaunchPlan& plan) {
+  const config::Resources& resources = plan.experiment.resources;
+  if (!resources.elastic || plan.asked.is_trial || plan.asked.evaluates || plan.asked.mock.any()) return std::nullopt;
+  return scheduler::Elastic{.min = resources.elastic->min,
+                            .wanted = resources.slots_per_trial,
+                            .max = resources.most_slots(),
+                            .grow_after = plan.cluster.cluster.scheduler.grow_after};
+}
+
+}  // namespace
+
 scheduler::TaskRequest task_request(const LaunchPlan& plan, const std::filesystem::path& run_dir) {
   return {.name = plan.experiment.name,
           .priority = plan.experiment.resources.priority,
           .slots = plan.request,
+          .elastic = elastic_of(plan),
           .max_slots = plan.experiment.resources.max_slots,
           .agents = scheduler::empty_slots(plan.cluster),
           .run_dir = run_dir,
@@ -167,7 +193,7 @@ scheduler::TaskRequest task_request(const LaunchPlan& plan, const std::filesyste
           .preemption = plan.cluster.cluster.scheduler.preemption};
 }
 
-std::optional<scheduler::Claim> wait_in_queue(const LaunchPlan& plan, const std::filesystem::path& run_dir,
+std::optional<scheduler::Claim> wait_in_queue(Resizing& resizing, const std::filesystem::path& run_dir,
                                               LaunchTask& task, rank::LaunchSignals& signals, rank::EventLog& events,
                                               Detached* detached) {
   bool told = false;
@@ -175,16 +201,20 @@ std::optional<scheduler::Claim> wait_in_queue(const LaunchPlan& plan, const std:
     if (detached && !std::exchange(told, true)) detached->tell(background(task, run_dir) + more);
   };
   bool first = true;
-  auto claim = task.wait_for_slots(signals, [&](const scheduler::Waiting& waiting) {
+  const auto say = [&](const scheduler::Waiting& waiting) {
     std::string text = "queued      task " + std::to_string(task.id()) + " waits: " + waiting.reason + "\n";
     if (std::exchange(first, false)) text += advice(waiting);
     rank::print(text);
     tell(text);
     events.write("queued", {{"task", task.id()}, {"behind", waiting.behind}, {"reason", waiting.reason}});
+  };
+  auto claim = task.wait_for_slots(signals, say, [&](const scheduler::Resize& order) {
+    const auto line = [](const std::string& text) { rank::print(text + "\n"); };
+    if (resizing.accepts(order, line)) resizing.requeue(text_of(order));
   });
   tell("");
   if (!claim) rank::print("dtrain: interrupted: " + task.cancelled().why + "\n");
-  if (claim && claim->empty()) return plan.first_slots;  // Slurm places the ranks
+  if (claim && claim->empty()) return resizing.plan().first_slots;  // Slurm places the ranks
   return claim;
 }
 

@@ -20,14 +20,17 @@
 
 namespace dtrain::launcher {
 
+class Resizing;
+
 // A request to stop a launch: a signal to it, a `dtrain task kill`, or an order to give the slots to another task for a
 // while.
 struct Interrupt {
-  std::string why;       // "SIGINT", "dtrain task kill", "preempted by task 7 (mnist)"; empty: nothing asks
-  int signal = SIGTERM;  // the ranks act as after this one: SIGINT, a person ends the run; SIGTERM, it goes on later
-  int count = 1;         // its number, from 1
-  bool yields = false;   // the launch waits in the queue again and goes on
-  bool repeats = false;  // the ranks are stopping already, because of an order to yield
+  std::string why;          // "SIGINT", "dtrain task kill", "preempted by task 7 (mnist)"; empty: nothing asks
+  int signal = SIGTERM;     // the ranks act as after this one: SIGINT, a person ends the run; SIGTERM, it goes on later
+  int count = 1;            // its number, from 1
+  bool yields = false;      // the launch waits in the queue again and goes on
+  bool at_meeting = false;  // with local steps: the ranks stop after their next meeting
+  bool repeats = false;     // the ranks are stopping already, because of an order to yield
 
   bool exists() const { return !why.empty(); }
 };
@@ -46,9 +49,11 @@ class LaunchTask {
   scheduler::TaskId id() const { return id_; }
 
   // Waits until it is the task's turn and its slots are free, and returns them in the order of the ranks. Calls `say`
-  // whenever the reason for waiting changes. Empty: the launch was cancelled, see cancelled().
+  // whenever the reason for waiting changes, and `resize` when another number of slots is ordered, which answers by
+  // requeue() or refuse_slots(). Empty: the launch was cancelled, see cancelled().
   std::optional<scheduler::Claim> wait_for_slots(rank::LaunchSignals& signals,
-                                                 const std::function<void(const scheduler::Waiting&)>& say);
+                                                 const std::function<void(const scheduler::Waiting&)>& say,
+                                                 const std::function<void(const scheduler::Resize&)>& resize);
   const Interrupt& cancelled() const { return cancelled_; }
 
   // Records a process of this host that uses the slots ("rank 0", "mpirun"). Called right after the process starts.
@@ -60,8 +65,13 @@ class LaunchTask {
   // Returns the reason of an order to save, to free the slots, and to wait in the queue again ("dtrain task pause");
   // empty: there is none. Only kills() updates it.
   const std::string& yields() const { return yield_; }
-  // Frees the slots and queues the task again. Its ranks are gone. SystemError, Error: wait_for_slots() would fail too.
-  void requeue(const std::string& reason);
+  // Returns an order to go on with another number of slots, likewise.
+  const std::optional<scheduler::Resize>& resize() const { return resize_; }
+  // Refuses an order for this number of slots. No cause: the task has that number.
+  void refuse_slots(int slots, const std::string& cause);
+  // Frees the slots and queues the task again, with another request if there is one. Its ranks are gone. SystemError,
+  // Error: wait_for_slots() would fail too.
+  void requeue(const std::string& reason, const scheduler::TaskRequest* resized = nullptr);
   // Ends the task once its ranks are gone. `cause`: why it did not complete; empty if it did.
   void end(ExitCode exit_code, const std::string& cause);
 
@@ -73,6 +83,7 @@ class LaunchTask {
   scheduler::TaskId id_;
   Interrupt cancelled_;
   std::string yield_;
+  std::optional<scheduler::Resize> resize_;
   int kills_ = 0;
   Nanoseconds looked_at_{0};
   bool ended_ = false;
@@ -101,10 +112,10 @@ class Detached {
 // Returns the request of a launch to the ledger.
 scheduler::TaskRequest task_request(const LaunchPlan& plan, const std::filesystem::path& run_dir);
 
-// Waits until the plan's ranks have their slots, and returns these in the order of the ranks. Prints the reason for the
-// wait, writes it as an event, and passes it to the process in the foreground (`detached`; null without --detach).
-// Empty: the launch was cancelled, which is printed too.
-std::optional<scheduler::Claim> wait_in_queue(const LaunchPlan& plan, const std::filesystem::path& run_dir,
+// Waits until the ranks of the present plan have their slots, and returns these in the order of the ranks. Prints the
+// reason for the wait, writes it as an event, and passes it to the process in the foreground (`detached`; null without
+// --detach). Empty: the launch was cancelled, which is printed too.
+std::optional<scheduler::Claim> wait_in_queue(Resizing& resizing, const std::filesystem::path& run_dir,
                                               LaunchTask& task, rank::LaunchSignals& signals, rank::EventLog& events,
                                               Detached* detached);
 

@@ -45,6 +45,7 @@ class LocalRanks final : public WatchedRanks {
   void look_after_monitor();
   void look_for_hangs();
   void fail(Failure failure);
+  void ask_to_stop(const Interrupt& interrupt);
   void signal_all(int signal);
 
   const Attempt& attempt_;

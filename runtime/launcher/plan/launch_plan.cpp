@@ -48,11 +48,6 @@ bool has_siblings(const PlacedLaunch& placed) {
                      [](const rank::RankPlacement& rank) { return std::cmp_greater(rank.cpus.size(), rank.cores); });
 }
 
-// True if length and batch size are those of a script's own loop (`dtrain run`).
-bool is_of_script(const config::Experiment& experiment) {
-  return experiment.hyperparameters.value("batch_size_of_loader", Json()) == Json(true);
-}
-
 std::string length_text(const config::Experiment& experiment) {
   const config::Length& length = experiment.searcher.max_length;
   const bool is_given = length.unit != config::LengthUnit::kEpochs || length.count < config::kEpochsOfScripts;
@@ -181,6 +176,10 @@ std::string scaling_advice(const LaunchPlan& plan, const std::vector<rank::RankP
 
 }  // namespace
 
+bool is_of_script(const config::Experiment& experiment) {
+  return experiment.hyperparameters.value("batch_size_of_loader", Json()) == Json(true);
+}
+
 std::optional<CompleteRequest> complete_request(const LaunchRequest& given, const rank::Variables& variables) {
   CompleteRequest request{given};
   std::error_code code;
@@ -237,6 +236,15 @@ LaunchPlan make_launch_plan(const CompleteRequest& request, const rank::Variable
   if (experiment.virtual_ranks > 0 && plan.on_gpus()) {
     throw ConfigError(experiment.file.string() + ": reproducibility.virtual_ranks is not supported yet on GPUs",
                       "use resources.slot_type: cpu, or leave the key out");
+  }
+  if (plan.launcher().type == config::LauncherType::kSlurm) {
+    config::refuse_elastic(
+        experiment, "is not supported yet with Slurm, which gives a job its slots",
+        "leave it out; --continue RUN --set resources.slots_per_trial=N goes on with another number");
+  }
+  if (!plan.on_gpus() && is_of_cores(plan) && plan.request.cores_per_slot == 0) {
+    config::refuse_elastic(experiment, "has no effect with resources.cores_per_slot: auto, where a run has all cores",
+                           "set cores_per_slot to a number, or declare slots in a cluster file");
   }
   plan.warnings.insert(plan.warnings.end(), plan.cluster.warnings.begin(), plan.cluster.warnings.end());
   const std::vector<rank::RankPlacement> ranks = ranks_on(plan, plan.first_slots);

@@ -66,6 +66,10 @@ Division division_of(const Json& json);  // Json::exception if it is malformed
 // Returns the rows of the printed plan.
 std::string render_division(const Division& division);
 
+// True if length and batch size are those of a script's own loop (`dtrain run`); global_batch_size is its number of
+// ranks.
+bool is_of_script(const config::Experiment& experiment);
+
 struct CompleteRequest : LaunchRequest {
   std::optional<rank::ContinuedRun> continued;  // the run that goes on; the request has its files and overrides
   std::optional<Division> division;             // with slots_per_trial: auto, the choice of the number of ranks

@@ -359,6 +359,10 @@ std::vector<std::string> differences_from(const ContinuedRun& run, const Json& p
     std::replace(key.begin(), key.end(), '/', '.');
     add_difference(lines, key, at(before, pointer), at(now, pointer));
   }
+  // The batches of a script's own loop do not depend on this key, which is its number of ranks.
+  const bool is_of_script = at(plan, "/experiment/hyperparameters/batch_size_of_loader"_json_pointer) == Json(true);
+  if (is_of_script)
+    std::erase_if(lines, [](const auto& line) { return line.starts_with("hyperparameters.global_batch_size "); });
   const auto add = [&](const std::string& was, const std::string& is, const std::string& why) {
     if (was == is) return;
     lines.push_back("the run was trained on " + was + " and is trained on " + is + " from here on: " + why +
@@ -366,8 +370,23 @@ std::vector<std::string> differences_from(const ContinuedRun& run, const Json& p
   };
   const Json virtual_ranks = at(plan, "/experiment/reproducibility/virtual_ranks"_json_pointer);
   const bool any_number = virtual_ranks.is_number() && virtual_ranks != 0;
-  if (!any_number)
-    add(ranks_text(run.plan), ranks_text(plan), "it has the same global batches, but sums are rounded differently");
+  const std::int64_t batch_was = number_at(run.plan, "/effective_batch_size"_json_pointer);
+  const std::int64_t batch_is = number_at(plan, "/effective_batch_size"_json_pointer);
+  const bool same_batches = batch_was == batch_is || batch_was == 0 || is_of_script;
+  if (!any_number) {
+    add(ranks_text(run.plan), ranks_text(plan),
+        same_batches ? "it has the same global batches, but sums are rounded differently"
+                     : "a batch has " + count_of(batch_is, "sample") + " instead of " + std::to_string(batch_was) +
+                           ", because it is divided evenly");
+    const std::int64_t part_was = number_at(run.plan, "/batch_per_rank/0"_json_pointer);
+    const std::int64_t part_is = number_at(plan, "/batch_per_rank/0"_json_pointer);
+    if (!is_of_script && part_was > 0 && part_is > 0 && part_was != part_is) {
+      lines.push_back("a rank has " + count_of(part_is, "sample") + " of each batch instead of " +
+                      std::to_string(part_was) +
+                      ": batch norm normalizes over these, and dropout draws other masks. Of small models with either, "
+                      "weights differed by 1e-2 to 4e-1 after 40 batches, of others by less than 1e-6");
+    }
+  }
   add(slots_text(run.plan), slots_text(plan), "their arithmetic differs");
   return lines;
 }

@@ -101,10 +101,15 @@ std::string absolute_text(const fs::path& path) {
 
 void warn_of_other_ranks(rank::RankSession& session, const StateReader& reader) {
   if (!reader.other_world_size() || reader.of_virtual_ranks()) return;
-  session.log()->warn(
-      "the checkpoint is of {} ranks, this run has {}: batches are the same, but sums have another "
-      "order, so weights will differ in their last bits",
-      reader.about()["world_size"].get<int>(), session.world().size);
+  const int before = reader.about()["world_size"].get<int>(), now = session.world().size;
+  const std::int64_t batch = session.experiment().global_batch_size;
+  const bool same_size = reader.about().value("/run/global_batch_size"_json_pointer, batch) == batch;
+  const std::int64_t is = batch / now * now, was = same_size ? batch / before * before : is;
+  session.log()->warn("the checkpoint is of {} ranks, this run has {}: {}", before, now,
+                      was == is ? "batches are the same, but sums have another order, so weights will differ in their "
+                                  "last bits"
+                                : "a batch has " + count_of(is, "sample") + " instead of " + std::to_string(was) +
+                                      ", because it is divided evenly");
 }
 
 // Warns of all facts that differ, except those in `expected`.

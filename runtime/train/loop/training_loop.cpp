@@ -6,6 +6,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/pulse.h"
 #include "dtrain/config/experiment.h"
+#include "dtrain/rank/stop_requests.h"
 #include "loop/logical_batches.h"
 #include "model/precision.h"
 
@@ -179,7 +180,8 @@ void TrainingLoop::begin_record() {
 }
 
 Announcement TrainingLoop::wishes(bool fits_graph) {
-  Announcement mine{.stop = session_.stop_requested()};
+  const bool waits = rank::StopSignals::waits_for_meeting() && !step_.stop_would_meet();
+  Announcement mine{.stop = session_.stop_requested() && !waits};
   mine.saver_busy = checkpoints_.saver_busy();
   mine.wants_checkpoint = checkpoints_.wants_one(context_.around_the_loop().wants_checkpoint);
   mine.generation_busy = checkpoints_.generation_busy();

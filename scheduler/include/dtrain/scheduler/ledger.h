@@ -8,6 +8,7 @@
 // recorded are gone. A Ledger belongs to one thread; a process that forks opens a new one in the child.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -34,11 +35,21 @@ bool has_ended(TaskState state);
 
 using TaskId = std::int64_t;  // 1, 2, 3, … in the order of submission
 
+// The numbers of slots of a task that goes on with more or fewer while it trains (resources.elastic).
+struct Elastic {
+  int min = 1;
+  int wanted = 1;  // min to max: for so many it makes others give up theirs
+  int max = 1;
+  Nanoseconds grow_after = std::chrono::seconds(60);  // so long it trains before it gets more
+  bool operator==(const Elastic&) const = default;
+};
+
 // The request of a launch.
 struct TaskRequest {
   std::string name;  // of the experiment; max_slots counts all tasks of this name
   int priority = 42;
   SlotRequest slots;
+  std::optional<Elastic> elastic;  // empty: it needs exactly as many as `slots` says
   std::optional<int> max_slots;    // the most that running tasks of this name may hold together
   std::vector<AgentSlots> agents;  // the cluster as this launch sees it; the ledger adds the free slots
   std::filesystem::path run_dir;
@@ -46,6 +57,10 @@ struct TaskRequest {
   bool placed_by_others = false;
   bool can_yield = false;   // it can save, give up its slots and go on later: `dtrain task pause`
   bool preemption = false;  // tasks with a lower priority number may make it do so, and it may make others do so
+
+  int least() const { return elastic ? elastic->min : slots.slots; }
+  int wanted() const { return elastic ? std::min(elastic->wanted, elastic->max) : slots.slots; }
+  int most() const { return elastic ? elastic->max : slots.slots; }
 };
 
 // Slots of one agent, by their index there, ascending.
@@ -57,6 +72,8 @@ struct ClaimedShare {
   bool operator==(const ClaimedShare&) const = default;
 };
 using Claim = std::vector<ClaimedShare>;  // in the order of the ranks
+
+int slots_of(const Claim& claim);
 
 // Takes this many slots of the request from the free cores of an agent whose slots are made of cores. A request for all
 // cores divides all of the agent's cores.
@@ -76,6 +93,13 @@ struct StateChange {
   std::string reason;
 };
 
+// A task that has to save and to go on with another number of slots.
+struct Resize {
+  int slots = 0;
+  std::string why;  // "dtrain task resize"
+  bool operator==(const Resize&) const = default;
+};
+
 // One launch, as the ledger records it from its submission on.
 struct Task {
   TaskId id = 0;
@@ -84,6 +108,8 @@ struct Task {
   std::string reason;  // reason for this state; may be empty
   int priority = 42;
   int slots = 0;
+  int least = 0;  // with which an elastic task may train; 0: it is not elastic
+  int most = 0;
   int cores_per_slot = 0;  // as requested; 0: all, or not known any more
   Claim claim;             // the slots that it holds, or held at its end; empty while queued
   std::string run_dir;
@@ -93,6 +119,8 @@ struct Task {
   std::optional<Nanoseconds> ended;
   std::optional<int> exit_code;    // of the launch; set once it has ended
   std::optional<Waiting> waiting;  // while queued
+  std::optional<Resize> resize;    // asked for, and neither carried out nor refused yet
+  std::string resize_refused;      // why its owner has refused the last other number; empty: it has not
 };
 
 // Requests of other processes to the owner of a task.
@@ -101,6 +129,7 @@ struct Orders {
   bool lost = false;  // another process has ended the task because its lease ran out: it holds no slots any more
   // The cause for which the task must save and give up its slots, "preempted by task 7 (mnist)"; empty: none.
   std::string yield;
+  std::optional<Resize> resize;  // to be refused (refuse_slots()), or carried out (requeue())
 };
 
 enum class KillResult { kAsked, kEnded, kHadEnded };
@@ -130,8 +159,11 @@ class Ledger {
   // Returns the requests to the owner, and renews the lease in time. Cheap enough for a few calls a second.
   Orders orders(TaskId id);
   // Frees the slots and queues the task again, in its old place. To be called when no process of the task that uses its
-  // slots is left.
-  void requeue(TaskId id, const std::string& reason);
+  // slots is left. `resized`: the request with another number of slots, or null: it stays. Its slots and agents count,
+  // and an order for that number has been carried out.
+  void requeue(TaskId id, const std::string& reason, const TaskRequest* resized = nullptr);
+  // Answers an order for this number of slots with `cause`; empty: the task has that number. A later order stays.
+  void refuse_slots(TaskId id, int slots, const std::string& cause);
   // Frees the slots. To be called when no process of the task is left.
   void end(TaskId id, TaskState state, const std::string& reason, int exit_code);
 
@@ -151,6 +183,12 @@ class Ledger {
   // start until then. Returns false if nothing has changed or the task has ended. ConfigError: there is no such task,
   // or it cannot save and go on.
   bool set_paused(TaskId id, bool paused);
+  // Asks the owner to save, to queue again with this number of slots, and to go on; a queued task only changes its
+  // request. A later order replaces one that waits. The owner may refuse it (Task::resize_refused). An elastic task has
+  // at most so many slots from now on, and gets more than its own as they are free. Returns false if the task has that
+  // number or is asked for it already, or has ended. ConfigError: there is no such task, it cannot save and go on, or
+  // `slots` is not a number that it may have.
+  bool request_slots(TaskId id, int slots, const std::string& why);
   // Ends tasks whose owner is gone, and frees their slots if none of their processes is left. True: the ledger changed.
   bool free_stale();
 
