@@ -39,6 +39,11 @@ campaign "a rank, a keeper, a host and a link of two hosts" tests/harness/two_ho
   tests/integration/host_faults.py "$folder/bin" || [ $? -eq 77 ]
 campaign "a host of torchrun --nnodes 1:2 goes and comes" tests/harness/two_hosts.sh with unshaped .deps/peers/bin/python -B \
   tests/integration/torchrun_elastic.py "$folder/bin" || [ $? -eq 77 ]
+for sharded in false true; do
+  campaign "ranks of two hosts die, and no checkpoint is on the disk; sharded updates: $sharded" tests/harness/two_hosts.sh with unshaped \
+    .deps/peers/bin/python -B tests/integration/host_faults.py "$folder/bin" --beds pods,ssh --faults rank,ranks,twice,keeper,host \
+    --set min_checkpoint_period.batches=1000000 --set optimizations.sharded_optimizer=$sharded || [ $? -eq 77 ]
+done
 if [ -n "${SOAK_STOP_EVERY:-}" ]; then
   campaign "a rank is stopped every $SOAK_STOP_EVERY s" .deps/peers/bin/python -B tests/integration/kills.py "$folder/bin" --every 10000 \
     --stop-every "$SOAK_STOP_EVERY" --seconds "${SOAK_SECONDS:-600}" --seed "$SOAK_SEED"

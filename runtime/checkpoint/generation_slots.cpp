@@ -23,6 +23,7 @@ constexpr std::size_t kMappedPage = 4096;
 constexpr std::size_t kCacheLine = 64;
 constexpr std::string_view kSlotPrefix = ".slot-";
 constexpr std::string_view kSurvivorPrefix = ".survivor-step-";
+constexpr std::uint32_t kLayout = 1;  // of the board, and of the records that ranks publish in it
 
 enum Completion : int { kFree, kUnderWay, kBySurvivor };
 
@@ -85,6 +86,8 @@ std::string free_name(const fs::path& folder) {
 }  // namespace
 
 struct GenerationBoard::Header {
+  std::uint32_t layout = kLayout;
+  std::int32_t world = 0;
   std::uint64_t ranks = 0, own_bytes = 0;
   alignas(kCacheLine) std::atomic<int> turn{0};
   std::atomic<std::int64_t> newest{-1};
@@ -92,6 +95,7 @@ struct GenerationBoard::Header {
 };
 
 struct alignas(kCacheLine) GenerationBoard::Rank {
+  int number = 0;
   std::atomic<std::uint64_t> written{0}, failed{0};
   struct Published {
     std::atomic<std::int64_t> batch{-1};
@@ -102,23 +106,48 @@ struct alignas(kCacheLine) GenerationBoard::Rank {
   int next = 0;  // of this rank alone
 };
 
-SharedMemory GenerationBoard::create(int ranks, std::size_t own_bytes) {
-  const std::size_t own = in_whole_pages(own_bytes);
-  const auto count = static_cast<std::size_t>(ranks);
-  const std::size_t before = in_whole_pages(sizeof(Header) + count * sizeof(Rank));
-  SharedMemory memory = SharedMemory::create("generations", before + 2 * count * own);
-  auto* const header = new (memory.data()) Header{};
+std::size_t GenerationBoard::bytes_before_buffers(std::size_t ranks) {
+  return in_whole_pages(sizeof(Header) + ranks * sizeof(Rank));
+}
+
+void GenerationBoard::Unmap::operator()(std::byte* data) const {
+  ::munmap(data, size);
+}
+
+void GenerationBoard::create(const fs::path& folder, const std::vector<int>& ranks, int world, std::size_t own_bytes) {
+  const std::size_t own = in_whole_pages(own_bytes), count = ranks.size();
+  const std::string unfinished = std::string(kBoardFile) + ".new";
+  ::unlink((folder / unfinished).c_str());
+  reserve_file(folder / unfinished, bytes_before_buffers(count) + 2 * count * own);
+  const std::unique_ptr<std::byte, Unmap> memory = map_file(folder / unfinished);
+  auto* const header = new (memory.get()) Header{};
+  header->world = world;
   header->ranks = count;
   header->own_bytes = own;
   auto* const of_ranks = reinterpret_cast<Rank*>(header + 1);
-  for (std::size_t rank = 0; rank < count; ++rank) new (of_ranks + rank) Rank{};
-  return memory;
+  for (std::size_t rank = 0; rank < count; ++rank) (new (of_ranks + rank) Rank{})->number = ranks[rank];
+  if (::rename((folder / unfinished).c_str(), (folder / kBoardFile).c_str()) != 0) fail("rename", folder / unfinished);
 }
 
-GenerationBoard::GenerationBoard(SharedMemory memory) : memory_(std::move(memory)) {}
+std::unique_ptr<std::byte, GenerationBoard::Unmap> GenerationBoard::map_file(const fs::path& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  struct stat info {};
+  if (!fd || ::fstat(fd.get(), &info) != 0) fail("open", path);
+  const auto size = static_cast<std::size_t>(info.st_size);
+  void* const place = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (place == MAP_FAILED) fail("map", path);
+  return {static_cast<std::byte*>(place), Unmap{size}};
+}
+
+GenerationBoard::GenerationBoard(const fs::path& folder) : memory_(map_file(folder / kBoardFile)) {
+  const std::size_t size = memory_.get_deleter().size;
+  const bool fits = size >= sizeof(Header) && header().layout == kLayout && header().ranks <= size &&
+                    size == bytes_before_buffers(header().ranks) + 2 * header().ranks * header().own_bytes;
+  if (!fits) throw SystemError((folder / kBoardFile).string() + " is of another version of dtrain", EINVAL);
+}
 
 GenerationBoard::Header& GenerationBoard::header() const {
-  return *reinterpret_cast<Header*>(memory_.data());
+  return *reinterpret_cast<Header*>(memory_.get());
 }
 
 GenerationBoard::Rank& GenerationBoard::of(int rank) const {
@@ -127,11 +156,19 @@ GenerationBoard::Rank& GenerationBoard::of(int rank) const {
 
 std::byte* GenerationBoard::buffer(int rank, int which) const {
   const auto number = 2 * static_cast<std::size_t>(rank) + static_cast<std::size_t>(which);
-  return memory_.data() + in_whole_pages(sizeof(Header) + header().ranks * sizeof(Rank)) + number * header().own_bytes;
+  return memory_.get() + bytes_before_buffers(header().ranks) + number * header().own_bytes;
 }
 
 int GenerationBoard::ranks() const {
   return static_cast<int>(header().ranks);
+}
+
+int GenerationBoard::number(int rank) const {
+  return of(rank).number;
+}
+
+int GenerationBoard::world() const {
+  return header().world;
 }
 
 std::size_t GenerationBoard::own_bytes() const {
@@ -202,6 +239,14 @@ std::optional<GenerationBoard::Publication> GenerationBoard::published(int rank,
     return Publication{batch, published.epoch, {buffer(rank, which), published.bytes}};
   }
   return std::nullopt;
+}
+
+std::vector<std::int64_t> GenerationBoard::batches_of(int rank) const {
+  std::vector<std::int64_t> batches;
+  for (const auto& published : of(rank).published) {
+    if (published.batch >= 0 && published.bytes <= own_bytes()) batches.push_back(published.batch);
+  }
+  return batches;
 }
 
 GenerationSlot::GenerationSlot(const fs::path& folder, const std::string& name, std::size_t model_bytes,
@@ -337,10 +382,13 @@ void complete_by_survivor(const fs::path& folder, const GenerationSlot& slot, co
   }
   for (const OwnFile& file : own) write_new_file(open.get(), file.name, file.bytes);
   Manifest manifest{files.about, files.files, /*has_checksums=*/false};
-  manifest.files.push_back({kStateFile, files.state.size(), {}});
-  write_new_file(open.get(), kStateFile, files.state);
+  if (!own.empty()) {
+    manifest.files.push_back({kStateFile, files.state.size(), {}});
+    write_new_file(open.get(), kStateFile, files.state);
+  }
   write_new_file(open.get(), kManifestFile, to_text(manifest));
-  const fs::path target = folder / step_folder(files.about.step);
+  const fs::path target =
+      folder / (own.empty() ? folder_name(kSharedPrefix, files.about.step) : step_folder(files.about.step));
   if (::rename(made.c_str(), target.c_str()) != 0) fail("rename", made);
 }
 

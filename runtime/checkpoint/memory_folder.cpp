@@ -42,12 +42,6 @@ std::string digest(const std::string& text) {
   return to_hex(bytes);
 }
 
-bool is_own_folder(const fs::path& path) {
-  struct stat info {};
-  return ::lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid() &&
-         (info.st_mode & 077) == 0;
-}
-
 // Containers may share /dev/shm, and number their processes themselves.
 std::string process_namespace() {
   std::error_code code;
@@ -71,28 +65,40 @@ bool is_abandoned(const fs::path& folder) {
   return pid && start && host::start_ticks(*pid) != *start;
 }
 
-void sweep(const fs::path& own) {
+// Hosts of this run that share the machine keep theirs.
+void sweep(const fs::path& run) {
   std::error_code code;
   const std::string prefix = prefix_of_user();
   std::vector<fs::path> abandoned;
   for (fs::directory_iterator entry(kMemory, code); !code && entry != fs::directory_iterator(); entry.increment(code)) {
     const fs::path& path = entry->path();
-    if (path == own || !path.filename().string().starts_with(prefix)) continue;
-    if (is_own_folder(path) && is_abandoned(path)) abandoned.push_back(path);
+    if (!path.filename().string().starts_with(prefix) || !is_own_folder(path) || !is_abandoned(path)) continue;
+    if (text_at(owner_of(path), "run") != run.string()) abandoned.push_back(path);
   }
   for (const fs::path& path : abandoned) fs::remove_all(path, code);
 }
 
-}  // namespace
-
-fs::path memory_folder_of(const fs::path& run) {
+fs::path resolved(const fs::path& run) {
   std::error_code code;
   const fs::path whole = fs::weakly_canonical(run, code);
-  return fs::path(kMemory) / (prefix_of_user() + digest((code ? run : whole).string()));
+  return code ? run : whole;
 }
 
-std::optional<Entry> newest_in_memory(const fs::path& run) {
-  const fs::path folder = memory_folder_of(run);
+}  // namespace
+
+bool is_own_folder(const fs::path& path) {
+  struct stat info {};
+  return ::lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid() &&
+         (info.st_mode & 077) == 0;
+}
+
+fs::path memory_folder_of(const fs::path& run, int host) {
+  const std::string of_host = host == kNoKeeper ? "" : "\nhost " + std::to_string(host);
+  return fs::path(kMemory) / (prefix_of_user() + digest(resolved(run).string() + of_host));
+}
+
+std::optional<Entry> newest_in_memory(const fs::path& run, int host) {
+  const fs::path folder = memory_folder_of(run, host);
   if (!is_own_folder(folder)) return std::nullopt;
   try {
     for (std::vector<Entry> entries = list(folder); !entries.empty(); entries.pop_back()) {
@@ -103,8 +109,8 @@ std::optional<Entry> newest_in_memory(const fs::path& run) {
   return std::nullopt;
 }
 
-std::optional<fs::path> save_newest_in_memory(const fs::path& run, const fs::path& storage) {
-  const auto newest = newest_in_memory(run);
+std::optional<fs::path> save_newest_in_memory(const fs::path& run, const fs::path& storage, int host) {
+  const auto newest = newest_in_memory(run, host);
   if (!newest) return std::nullopt;
   make_folder(storage);
   StorageLock lock(storage);
@@ -120,20 +126,19 @@ std::optional<fs::path> save_newest_in_memory(const fs::path& run, const fs::pat
   return storage / newest->path.filename();
 }
 
-MemoryFolder::MemoryFolder(const fs::path& run) {
-  const fs::path path = memory_folder_of(run);
-  sweep(path);
+MemoryFolder::MemoryFolder(const fs::path& run, int host, pid_t owner) {
+  const fs::path path = memory_folder_of(run, host);
+  sweep(resolved(run));
   if (::mkdir(path.c_str(), 0700) != 0 && (errno != EEXIST || !is_own_folder(path))) {
     problem_ = "cannot make " + path.string() + ": " +
                (errno == EEXIST ? "another user has made it" : std::generic_category().message(errno));
     return;
   }
   try {
-    const pid_t pid = ::getpid();
-    write_file_atomic(path / kOwnerFile, to_line({{"pid", pid},
-                                                  {"start_ticks", host::start_ticks(pid)},
+    write_file_atomic(path / kOwnerFile, to_line({{"pid", owner},
+                                                  {"start_ticks", host::start_ticks(owner)},
                                                   {"processes", process_namespace()},
-                                                  {"run", run.string()}}) +
+                                                  {"run", resolved(run).string()}}) +
                                              "\n");
     path_ = path;
   } catch (const SystemError& error) {
@@ -141,6 +146,15 @@ MemoryFolder::MemoryFolder(const fs::path& run) {
     std::error_code code;
     fs::remove_all(path, code);
   }
+}
+
+void MemoryFolder::clear() const {
+  std::error_code code;
+  std::vector<fs::path> states;
+  for (const auto& entry : fs::directory_iterator(path_, code)) {
+    if (entry.path().filename() != kOwnerFile) states.push_back(entry.path());
+  }
+  for (const fs::path& state : states) fs::remove_all(state, code);
 }
 
 MemoryFolder::~MemoryFolder() {

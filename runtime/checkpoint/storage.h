@@ -31,6 +31,12 @@ inline constexpr std::string_view kDeletedPrefix = ".deleted-step-";
 inline constexpr std::string_view kReplacedPrefix = ".replaced-step-";
 inline constexpr const char* kLockFile = ".saver.lock";
 
+// The names in a folder for states in memory, besides those of whole states (memory_folder.h, host_states.h).
+inline constexpr std::string_view kSharedPrefix = ".shared-step-";
+inline constexpr std::string_view kGatheredPrefix = ".gathered-step-";
+inline constexpr const char* kBoardFile = ".board";
+inline constexpr const char* kLineageFile = "lineage.json";
+
 std::string folder_name(std::string_view prefix, std::int64_t step);
 inline std::string step_folder(std::int64_t step) {
   return folder_name(kStepPrefix, step);
@@ -46,6 +52,9 @@ std::string size_problem(const ManifestFile& file, bool found, const struct stat
 
 // Gives the files of a state in memory, which has none, checksums. SystemError, DataError.
 void add_checksums(const std::filesystem::path& checkpoint);
+
+// True if it is a folder of this user that nobody else may enter; a link is not followed.
+bool is_own_folder(const std::filesystem::path& path);
 
 // Makes the names in a folder durable. SystemError.
 void sync_folder(const std::filesystem::path& folder);

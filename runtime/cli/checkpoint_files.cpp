@@ -8,6 +8,7 @@
 #include "checkpoint.h"
 #include "commands.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/checkpoint/checkpoint.h"
@@ -15,6 +16,7 @@
 #include "dtrain/checkpoint/saver.h"
 #include "dtrain/rank/checkpoint_folder.h"
 #include "dtrain/rank/libtorch.h"
+#include "dtrain/rank/plan_file.h"
 #include "dtrain/rank/run_folder.h"
 
 namespace dtrain::cli {
@@ -26,6 +28,16 @@ struct DeleteArguments {
   std::optional<std::int64_t> after;
   bool yes = false, force = false;
 };
+
+// A launcher or keepers that were killed have left states in memory, which may be further than all that is not deleted.
+// Those of keepers on other hosts do not count any more (checkpoint/host_states.h).
+void forget_memory(const rank::RunFolder& folder) {
+  std::error_code code;
+  std::filesystem::remove_all(checkpoints::memory_folder_of(folder.path), code);
+  if (std::filesystem::exists(folder.plan(), code) && read_json(folder.plan()).contains("lineage")) {
+    rank::update_plan_file(folder.plan(), "lineage", Json());
+  }
+}
 
 void refuse_in_use(const NamedCheckpoints& found) {
   const bool in_progress = found.run && !rank::is_over(*found.run);
@@ -166,9 +178,7 @@ void add_checkpoint_delete(CLI::App& checkpoint) {
     std::vector<std::filesystem::path> paths;
     for (const checkpoints::Entry& entry : doomed) paths.push_back(entry.path);
     checkpoints::remove_checkpoints(paths);
-    // A launcher that was killed has left a state in memory, which may be further than all that is not deleted.
-    std::error_code code;
-    if (found.run) std::filesystem::remove_all(checkpoints::memory_folder_of(found.run->path), code);
+    if (found.run) forget_memory(*found.run);
     for (const checkpoints::Entry& entry : doomed) std::printf("deleted %s\n", entry.path.c_str());
   });
 }

@@ -80,6 +80,8 @@ std::string slot_type_text(bool on_gpus) {
   return on_gpus ? "cuda" : "cpu";
 }
 
+constexpr const char* kNodeRank = "PET_NODE_RANK";
+
 // Only torchrun itself sets this variable; people who set its other variables by hand do not.
 constexpr const char* kRunOfTorchrun = "TORCHELASTIC_RUN_ID";
 
@@ -187,7 +189,10 @@ RankEnvironment from_torchrun(const Variables& variables, const std::string& fir
   if (run && find(variables, "TORCHELASTIC_MAX_RESTARTS")) {
     result.most_restarts = family.number("TORCHELASTIC_MAX_RESTARTS", 0, 1 << 30);
   }
-  if (find(variables, "DTRAIN_KEEPER_FD")) result.keeper_fd = family.number("DTRAIN_KEEPER_FD", 3, 1 << 20);
+  if (find(variables, "DTRAIN_KEEPER_FD")) {
+    result.keeper_fd = family.number("DTRAIN_KEEPER_FD", 3, 1 << 20);
+    if (find(variables, kNodeRank)) result.keeper_host = family.number(kNodeRank, 0, 1'000'000);
+  }
   if (find(variables, "LOCAL_RANK") || find(variables, "LOCAL_WORLD_SIZE")) {
     result.world = family.world("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
   } else {  // only one host is possible then, which compare_hosts() checks
@@ -531,7 +536,7 @@ std::optional<NodeEnvironment> read_node_environment(const Variables& variables)
   const std::string* const per_node = find(variables, kRanksPerNode);
   if (per_node && is_number(*per_node)) node.ranks_here = family.number(kRanksPerNode, 1, 100'000);
   if (node.nodes == 1) return node;
-  node.rank = family.number("PET_NODE_RANK", 0, node.nodes - 1);
+  node.rank = family.number(kNodeRank, 0, node.nodes - 1);
   node.master.name = family.text("PET_MASTER_ADDR");
   node.master.port = static_cast<std::uint16_t>(family.number("PET_MASTER_PORT", 1, 65'535));
   return node;

@@ -23,6 +23,7 @@
 #include "membership.h"
 #include "rank_output.h"
 #include "rank_start.h"
+#include "run_memory.h"
 
 namespace dtrain::rank {
 
@@ -127,7 +128,7 @@ Json known_gpu_limits(const std::string& host, const std::vector<RankPlacement>&
 }
 
 void write_own_plan(const RunFolder& folder, const RankIdentity& identity, const Assignment& assignment,
-                    const RankHosts& hosts, const RankGpus& gpus, const Logger& log) {
+                    const RankHosts& hosts, const RankGpus& gpus, const RunMemory& memory, const Logger& log) {
   const RankOptions& options = identity.options;
   config::find_rules();  // the plan shows all of them
   PlanFacts facts{.experiment = assignment.experiment,
@@ -140,6 +141,7 @@ void write_own_plan(const RunFolder& folder, const RankIdentity& identity, const
   if (options.mock.any()) facts.more["mock"] = to_json(options.mock);
   if (const auto storage = checkpoints::storage_of_run(folder.path); storage != folder.path / "checkpoints")
     facts.more["checkpoint_folder"] = storage.string();
+  if (memory.kept) facts.more["lineage"] = to_json(memory.lineage);
   facts.on_gpus = gpus.on_gpus;
   for (int rank = 0; rank < identity.world().size; ++rank) {
     RankPlacement place{.rank = rank, .host = hosts.of(rank).name};
@@ -183,17 +185,19 @@ RunFolder open_own_folder(comm::ControlPlane& control, const RankHosts& hosts, c
   return folder;
 }
 
-// On rank 0 of a run that goes on: returns the checkpoint to go on from. `overrides`: the run's and new ones.
+// On rank 0 of a run that goes on: returns the checkpoint to go on from, which `find` finds. `overrides`: the run's and
+// new ones.
 ResumePoint reopen_own_folder(const RunFolder& folder, const config::Experiment& experiment,
                               const std::vector<std::string>& overrides, bool is_restart,
-                              const std::function<void()>& write_plan, const Logger& log) {
+                              const std::function<ResumePoint()>& find, const std::function<void()>& write_plan,
+                              const Logger& log) {
   ContinuedRun run = read_continued_run(folder.path.string());
   if (is_restart) --run.number;  // no user continues the run
   check_not_in_progress(folder);
   check_virtual_ranks_stay(run, experiment);
   check_storage_stays(run, overrides, experiment);
   const std::string claimed = claim_checkpoint_folder(folder);
-  ResumePoint point = find_resume_point(folder);
+  ResumePoint point = find();
   point.claimed = claimed;
   check_goes_on(run, experiment, point);
   put_aside(folder, {.metrics = point.exists()});
@@ -277,8 +281,9 @@ void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, con
   ResumePoint point;
   const auto write_plan = [&](const RunFolder& folder) {
     if (!options.mock.any()) make_checkpoint_folder(folder, experiment.checkpoint_storage);
-    write_own_plan(folder, identity, assignment, hosts, gpus, log);
+    write_own_plan(folder, identity, assignment, hosts, gpus, files.memory, log);
   };
+  const auto in_memory = look_at_hosts(control, identity, experiment, files.memory);
   const RankEnvironment& environment = identity.environment;
   const bool is_restart = environment.restart > 0;
   bool continues = options.continues;
@@ -298,15 +303,19 @@ void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, con
       RunFolder folder = asked;
       files.lock = is_restart ? take_lock_of_last_attempt(folder) : RunLock::take(folder);
       point = reopen_own_folder(
-          folder, experiment, options.overrides, is_restart, [&] { write_plan(folder); }, log);
+          folder, experiment, options.overrides, is_restart,
+          [&] { return choose_resume_point(folder, in_memory, identity, files.memory); }, [&] { write_plan(folder); },
+          log);
       return folder;
     }
     RunFolder made = create_run_folder(asked.path, experiment.name, experiment.text, experiment.private_mode());
     files.lock = RunLock::take(made);
+    begin_anew(files.memory);
     write_plan(made);
     return made;
   };
   files.folder = open_own_folder(control, hosts, make, continues);
+  open_memory(control, identity, files.folder, files.memory);
   if (identity.is_rank_0()) {
     files.events.open(files.folder.events(), 0, identity.host.name);
     if (continues && !is_restart) files.events.write("continued");
@@ -317,6 +326,7 @@ void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, con
     if (const std::string text = text_of_restarts(environment); !text.empty()) log->info("{}", text);
   }
   if (!continues) return;
+  files.resume_step = point.step;
   if (identity.is_rank_0()) control.set(kResumeKey, point.path.string());
   files.resume_from = control.get(kResumeKey);
 }

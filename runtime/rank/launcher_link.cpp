@@ -55,8 +55,8 @@ Json memory_message(const std::string& name) {
   return {{"type", "memory"}, {"name", name}};
 }
 
-Json folder_message(const std::filesystem::path& run_dir) {
-  return {{"type", "folder"}, {"path", run_dir.string()}};
+Json folder_message(const std::filesystem::path& run_dir, std::int64_t step) {
+  return {{"type", "folder"}, {"path", run_dir.string()}, {"step", step}};
 }
 
 std::string failed_when(std::int64_t step) {

@@ -26,6 +26,7 @@
 #include "dtrain/profile/recorder.h"
 #include "dtrain/rank/rank_session.h"
 #include "dtrain/rank/run_folder.h"
+#include "dtrain/rank/run_memory.h"
 #include "dtrain/rank/screen.h"
 #include "dtrain/rank/trainer_status.h"
 #include "membership.h"
@@ -198,6 +199,8 @@ struct RankFiles {
   bool said_gone = false;
   RunLock lock;                       // rank 0 without a launcher
   std::filesystem::path resume_from;  // without a launcher: the checkpoint that rank 0 has found; empty: none
+  std::int64_t resume_step = 0;       // on rank 0: the batches that are done there
+  RunMemory memory;
   bool is_launchers_folder = true;    // false: this host has its own folder, which the launcher collects
   std::optional<LogRedirect> output;  // none if the launcher has redirected this process's output to the log file
   RankEvents events;

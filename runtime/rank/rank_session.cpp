@@ -130,9 +130,8 @@ std::filesystem::path RankSession::checkpoint_folder() const {
   return checkpoints::storage_of_run(files_->folder.path);
 }
 
-std::filesystem::path RankSession::memory_folder() const {
-  const auto& handover = identity_->environment.handover;
-  return handover ? handover->memory_folder : std::filesystem::path();
+const RunMemory& RankSession::memory() const {
+  return files_->memory;
 }
 
 void RankSession::tell_of_saving() {

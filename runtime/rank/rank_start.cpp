@@ -272,6 +272,8 @@ void RankSession::connect_launcher() {
     for (const auto& [name, memory] : environment.handover->kept_memory) ::fcntl(memory, F_SETFD, FD_CLOEXEC);
     // The folder must be set before the link's thread starts, which writes an event when the launcher is gone.
     files_->folder.path = environment.handover->run_dir;
+    files_->memory.folder = environment.handover->memory_folder;
+    files_->memory.kept = !files_->memory.folder.empty();
     files_->events.open(files_->folder.events(), environment.world.rank, identity_->host.name);
   }
   launcher_->link().watch([this] { on_launcher_end(); },
@@ -344,7 +346,7 @@ void RankSession::open_folder() {
   if (!environment.is_launched()) {
     open_own_run(control(), *identity_, *assignment_, *hosts_, *gpus_, files, log_);
     const bool tells = environment.is_kept() && environment.world.local_rank == 0;
-    if (tells) launcher_->link().send(folder_message(files.folder.path));
+    if (tells) launcher_->link().send(folder_message(files.folder.path, files.resume_step));
   } else if (launcher_->plane()) {
     open_launched_folder(control(), launcher_->plane()->orders(), files);
   }

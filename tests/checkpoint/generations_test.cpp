@@ -173,7 +173,9 @@ TEST(Generations, TheNewestBecomesACheckpointWithChecksums) {
 }
 
 TEST(Generations, OnlyOneCompletesAtATime) {
-  const GenerationBoard board(GenerationBoard::create(3, 100));
+  const TemporaryFolder folder;
+  GenerationBoard::create(folder.path(), {0, 1, 2}, 3, 100);
+  const GenerationBoard board(folder.path());
   EXPECT_TRUE(board.begin_completion());
   EXPECT_FALSE(board.begin_completion());
   board.end_completion(/*by_survivor=*/false);
@@ -183,7 +185,9 @@ TEST(Generations, OnlyOneCompletesAtATime) {
 }
 
 TEST(Generations, TheLastTwoPublicationsStay) {
-  const GenerationBoard board(GenerationBoard::create(2, 100));
+  const TemporaryFolder folder;
+  GenerationBoard::create(folder.path(), {0, 1}, 2, 100);
+  const GenerationBoard board(folder.path());
   const auto publish = [&](int rank, std::int64_t batch, const std::string& text) {
     const auto to = board.begin_publication(rank);
     std::memcpy(to.data(), text.data(), text.size());

@@ -3,14 +3,17 @@ alone), by ssh (the same command on each host), by MPI (`dtrain launch` with lau
 Runs inside `two_hosts.sh with unshaped`; prints a table, and exits with 1 if a run has neither gone on with the bits of the
 undisturbed one nor ended with a cause that it names.
 
-    host_faults.py BIN_FOLDER [--beds pods,ssh,mpi,torchrun] [--faults rank,keeper,host,link] [--cut 30] [--off 8]
+    host_faults.py BIN_FOLDER [--beds pods,ssh,mpi,torchrun] [--faults rank,ranks,twice,keeper,host,link] [--cut 30] [--off 8]
+                   [--set KEY=VALUE]...
 
---cut: seconds without the link. --off: seconds until a host that lost its power is there again. What Kubernetes or a user
+The faults: a rank of the second host, all ranks there, a rank there and one of the first host while the run recovers from that,
+the keeper of the second host, the host, the link. --set: settings of the runs besides their own. --cut: seconds without the link. --off: seconds until a host that lost its power is there again. What Kubernetes or a user
 would start again on the second host, this does, too: after the end of its keeper, and when its power is back.
 """
 import argparse
 import json
 import os
+import random
 import re
 import shlex
 import signal
@@ -194,6 +197,17 @@ class Fault:
         on_host("b", "kill", "-KILL", str(pids("b", self.bed.rank)[-1]))
         self.at = self.back = time.time()
 
+    def ranks(self):
+        on_host("b", "kill", "-KILL", *map(str, pids("b", self.bed.rank)))
+        self.at = self.back = time.time()
+
+    def twice(self):
+        self.rank()
+        before = pids("a", self.bed.rank)
+        wait_for(lambda: set(pids("a", self.bed.rank)) - set(before), 30)
+        time.sleep(random.uniform(0, 1))
+        on_host("a", "kill", "-KILL", *map(str, pids("a", self.bed.rank)[:1]))
+
     def keeper(self):
         on_host("b", "kill", "-KILL", *map(str, pids("b", self.bed.keeper)))
         self.at = time.time()
@@ -257,8 +271,8 @@ def disturbed(bed_type, kind, work, options, whole):
     bed.prepare()
     try:
         bed.start_all()
-        if not wait_for(lambda: len(events(bed.run_dir, "checkpoint_saved")) >= 2):
-            raise AssertionError(f"there is no checkpoint:\n{bed.output('a')}")
+        if not wait_for(lambda: len(lines(bed.run_dir / "metrics.jsonl")) >= 60):
+            raise AssertionError(f"it does not train:\n{bed.output('a')}")
         fault = Fault(bed, options)
         fault.happen(kind)
         wait_for(lambda: fault.look() or has_ended(bed))
@@ -272,6 +286,7 @@ def disturbed(bed_type, kind, work, options, whole):
         if first:
             row |= {"on": first[0] - fault.at, "on_after": first[0] - max(fault.back, fault.noticed or 0)}
         row["attempts"] = 1 + len(began)
+        row["again"] = ", ".join(str(event["batches_again"]) for event in events(bed.run_dir, "recovered"))
         weights = bed.run_dir / "checkpoints" / "final" / "model.safetensors"
         done = [event["state"] for event in events(bed.run_dir, "run_ended")][-1:] == ["done"]
         named = re.findall(r"(?:the run failed|attempt \d+ failed|has waited|dtrain: rank).*", bed.output("a"))
@@ -299,15 +314,17 @@ def main():
     parser.add_argument("--faults", default="rank,keeper,host,link")
     parser.add_argument("--cut", type=float, default=30)
     parser.add_argument("--off", type=float, default=8)
+    parser.add_argument("--set", action="append", default=[], dest="sets")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
+    SETS.extend(options.sets)
     if not HOSTS:
         sys.exit("host_faults.py runs inside tests/harness/two_hosts.sh with RATE")
     BUILD.open(options.bin_folder, "synthetic")
     beds = {"pods": Pods, "ssh": Ssh, "mpi": Mpi, "torchrun": Torchrun}
     bad = 0
     print("| bed | fault | noticed after s | all there again after s | first batch after s | after noticing or being there s "
-          "| attempts | result |\n|---|---|---|---|---|---|---|---|", flush=True)
+          "| attempts | batches again | result |\n|---|---|---|---|---|---|---|---|---|", flush=True)
     for name in options.beds.split(","):
         work = Workplace("host-faults", on_disk=True)
         names = {host: hosts_file(host).read_text() for host in "ab"}
@@ -317,7 +334,7 @@ def main():
                 row = disturbed(beds[name], kind, work, options, whole)
                 bad += not row["good"]
                 print(f"| {name} | {kind} | {text_of(row['noticed'])} | {text_of(row['back'])} | {text_of(row['on'])} | "
-                      f"{text_of(row['on_after'])} | {row['attempts']} | {row['result']} |", flush=True)
+                      f"{text_of(row['on_after'])} | {row['attempts']} | {row['again']} | {row['result']} |", flush=True)
         finally:
             for host in "ab":
                 hosts_file(host).write_text(names[host])

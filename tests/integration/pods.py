@@ -5,6 +5,7 @@ system that cannot be written, names that resolve late. Runs inside `two_hosts.s
 
 Soak, which is not in the suite, repeats the start in a random order: POD_RUNS (20), LATE_S (20 s until names resolve).
 """
+import json
 import os
 import random
 import signal
@@ -426,6 +427,83 @@ class Recovering(PodsTest):
         (survivor,) = (pod for pod in pods if pod.host == "a")
         self.assertEqual(survivor.wait(), 1)
         self.assertIn("host 0 (nodea) has waited 5.00 s for host 1 (PET_NODE_RANK)", survivor.output())
+
+
+class InMemory(PodsTest):
+    """No checkpoint is on the disk when ranks are killed: the run goes on from the memory of its hosts."""
+    BATCHES = 100
+    SETS = [f"searcher.max_length.batches={BATCHES}", "scheduling_unit=5", "resources.slots_per_trial=4", "data.samples=2048",
+            "hyperparameters.global_batch_size=512", "recovery.interval=1"]
+    REPLICATED, SHARDED = ("optimizations.sharded_optimizer=false",), ("optimizations.sharded_optimizer=true",)
+    undisturbed = {}  # by sets: what the same run leaves without a fault
+
+    def begin(self, *sets, **more):
+        self.run_dir = self.work.new_run()
+        self.sets = sets
+        self.command = self.launch(SYNTHETIC, self.run_dir, *overrides([*self.SETS, *sets]))
+        pods = self.run_both(self.command, **more)
+        self.in_memory()
+        return {pod.host: pod for pod in pods}
+
+    def in_memory(self):
+        """Waits until the ranks of this attempt have their memory, and for a few batches more."""
+        def is_kept():
+            try:
+                return json.loads((self.run_dir / "plan.json").read_text()).get("states_in_memory", {}).get("kept")
+            except (OSError, ValueError):
+                return False
+        wait_until(lambda: is_kept() or any(pod.has_ended() for pod in self.pods), "states in memory")
+        self.reached(self.run_dir, self.batches(self.run_dir) + 2)
+
+    def kill(self, host, number=1):
+        for pid in on_host(host, "pgrep", "-f", "^" + self.build.program("synthetic")).split()[:number]:
+            on_host(host, "kill", "-KILL", pid)
+
+    def recovered(self, times):
+        wait_until(lambda: len(self.events("recovered")) >= times or any(pod.has_ended() for pod in self.pods), "a recovery")
+
+    def events(self, name):
+        return Result(0, "", self.run_dir).events(name)
+
+    def left(self, run_dir):
+        result = Result(0, "", run_dir)
+        return result.weights_file.read_bytes(), [{**line, "time": ""} for line in result.metrics("training")]
+
+    def check(self, pods, kills, most_again, by_survivors=False):
+        self.expect(pods.values(), 0)
+        self.assertEqual(len(self.events("attempt_failed")), kills)
+        self.assertEqual(self.events("memory_saved"), [])
+        self.assertTrue(all("/dev/shm/" in event["path"] for event in self.events("resumed")), self.events("resumed"))
+        again = [event["batches_again"] for event in self.events("recovered")]
+        print(f"{self.id().rpartition('.')[2]}: batches again {again}, after {[event['step'] for event in self.events('attempt_failed')]}",
+              file=sys.stderr)
+        self.assertLessEqual(max(again), most_again)
+        if by_survivors:  # but for a rank that died between the exchange and the end of its update
+            self.assertLessEqual(sorted(again)[len(again) // 2], 1)
+        left = self.left(self.run_dir)
+        if self.sets not in self.undisturbed:
+            run_dir = self.work.new_run()
+            self.expect(self.run_both(self.launch(SYNTHETIC, run_dir, *overrides([*self.SETS, *self.sets]))), 0)
+            self.undisturbed[self.sets] = self.left(run_dir)
+        self.assertEqual(left, self.undisturbed[self.sets])
+
+    def test_a_dead_rank_costs_one_batch_wherever_it_is(self):
+        pods = self.begin(*self.REPLICATED)
+        for number, host in enumerate("ba", start=1):
+            self.kill(host)
+            self.recovered(number)
+            self.in_memory()
+        self.kill("b", number=2)  # no rank of the host is left
+        self.check(pods, kills=3, most_again=self.BATCHES // 2, by_survivors=True)
+
+    def test_a_host_without_its_memory_gets_the_state_from_another(self):
+        pods = self.begin(*self.SHARDED)
+        time.sleep(1.5)  # more than an interval: each host has all of a state
+        on_host("b", "pkill", "-KILL", "-u", str(USER))
+        pods["b"].wait()
+        self.pods.remove(pods["b"])
+        pods["b"] = self.start("b", self.command)
+        self.check(pods, kills=1, most_again=self.BATCHES // 2)
 
 
 class Changing(PodsTest):

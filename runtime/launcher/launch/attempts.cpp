@@ -324,6 +324,7 @@ Outcome outcome_of_cancelled(const LaunchTask& task, const rank::ResumePoint& re
 Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, rank::ResumePoint resume, int restarts,
                      const std::function<std::optional<PlacedLaunch>()>& place_again) {
   const auto memory = make_memory_folder(running, placed);
+  if (memory && !resume.exists()) memory->clear();
   Outcome outcome = Attempts(running, std::move(placed), std::move(resume), restarts).make(place_again, memory.get());
   if (memory && outcome.failure) keep_what_is_in_memory(running, *memory);
   return outcome;

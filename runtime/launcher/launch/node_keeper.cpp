@@ -18,6 +18,7 @@
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/screen.h"
 #include "entrypoint.h"
+#include "launch/node_memory.h"
 #include "launch/node_ranks.h"
 
 namespace dtrain::launcher {
@@ -204,7 +205,9 @@ class Keeper {
     if (!trains()) return wait_for_place(name);
     NodeRanks ranks(plan_, place_, variables_, run_.run_dir, run_.started);
     ++run_.started;
-    const NodeEnd end = ranks.wait(signals_, *keepers_, status_);
+    const NodeEnd end = ranks.wait(signals_, *keepers_, status_, recoveries_);
+    memory_.hold(ranks.run_dir());
+    noticed_ = ranks.failed_at().value_or(SteadyClock::now());
     std::string lost = keepers_->lost();
     if (lost.empty()) {
       try {
@@ -251,6 +254,7 @@ class Keeper {
     if (end.stopped) return end.failed ? end.code : std::max(end.code, ExitCode::kPreempted);
     if ((end.failed && !end.cause.empty() && !end.may_pass) || !count_restart(lost)) {
       std::fprintf(stderr, "dtrain: the run failed: %s\n", lost.c_str());
+      keep_what_is_in_memory();
       return ExitCode::kRunFailed;
     }
     say_restart();
@@ -285,7 +289,10 @@ class Keeper {
     }
     const bool restarts = failed && !stopped && (!cause || cause->may_pass) && count_restart(why);
     ExitCode code = cause && !cause->may_pass ? cause->code : ExitCode::kRunFailed;
-    if (failed && !restarts) record_end(why, code);
+    if (failed && !restarts) {
+      record_end(why, code);
+      keep_what_is_in_memory();
+    }
     if (!failed) code = std::max_element(ends.begin(), ends.end(), has_lower_code)->code;
     keepers_->tell("verdict/" + name, {{"restarts", restarts}, {"code", code}, {"run", to_json(run_)}});
   }
@@ -313,12 +320,18 @@ class Keeper {
     return true;
   }
 
-  // The batch of the run's last checkpoint; 0: there is none, or the folder is not known.
+  // The batch of the run's last checkpoint, or of the last whole state in the memory of this host; 0: there is none, or
+  // the folder is not known.
   std::int64_t last_saved() const {
     std::error_code code;
     const rank::RunFolder folder{run_.run_dir};
     if (run_.run_dir.empty() || !fs::exists(folder.plan(), code)) return 0;
-    return rank::read_state(folder).last_saved.value_or(0);
+    return std::max(rank::read_state(folder).last_saved.value_or(0), memory_.newest(folder.path));
+  }
+
+  void keep_what_is_in_memory() const {
+    const auto saved = is_first() ? memory_.save(run_.run_dir) : std::nullopt;
+    if (saved) write_event("memory_saved", {{"path", saved->string()}});
   }
 
   void say_restart() const {
@@ -326,7 +339,11 @@ class Keeper {
                  run_.restarts, most_restarts_);
   }
 
-  void record_restart() const { write_event("attempt_failed", {{"cause", run_.cause}, {"restart", run_.restarts}}); }
+  void record_restart() {
+    recoveries_.fail(run_.cause, noticed_);
+    write_event("attempt_failed",
+                {{"cause", run_.cause}, {"step", recoveries_.batches_done()}, {"restart", run_.restarts}});
+  }
 
   void record_end(const std::string& cause, ExitCode code) const {
     write_event("run_ended", rank::run_ended(code, cause));
@@ -358,6 +375,9 @@ class Keeper {
   std::size_t present_ = 0;          // hosts at the last meeting
   bool opens_ = false;               // all meet again, as hosts that were absent may be there
   ExitCode code_ = ExitCode::kDone;  // with which the run has ended on all hosts
+  NodeMemory memory_{node_.rank, most_restarts_ > 0 && plan_.experiment.recovery.keeps_states()};
+  NodeRecoveries recoveries_{[this](const std::string& event, const Json& fields) { write_event(event, fields); }};
+  SteadyClock::time_point noticed_ = SteadyClock::now();  // the end of the last attempt
   std::unique_ptr<rank::Keepers> keepers_;
 };
 

@@ -178,7 +178,8 @@ NodeRanks::NodeRanks(const NodePlan& plan, const rank::NodeEnvironment& node, co
   }
 }
 
-NodeEnd NodeRanks::wait(rank::LaunchSignals& signals, rank::Keepers& keepers, rank::TrainerStatus& status) {
+NodeEnd NodeRanks::wait(rank::LaunchSignals& signals, rank::Keepers& keepers, rank::TrainerStatus& status,
+                        NodeRecoveries& recoveries) {
   bool lost = false;
   while (!all_ended()) {
     std::vector<pollfd> descriptors{{signals.fd(), POLLIN, 0}};
@@ -189,14 +190,14 @@ NodeEnd NodeRanks::wait(rank::LaunchSignals& signals, rank::Keepers& keepers, ra
     }
     ::poll(descriptors.data(), descriptors.size(), kPollMs);
     while (const auto signal = signals.next()) interrupt(*signal);
-    read_links(status);
+    read_links(status, recoveries);
     for (RankProcess& rank : ranks_) reap(rank);
     lost = lost || !keepers.lost().empty();
     if (lost && !failed_at_) failed_at_ = SteadyClock::now();
     if (!failed_at_ && !interrupted_at_) look_for_hangs(keepers);
     end_what_hangs();
   }
-  read_links(status);
+  read_links(status, recoveries);
   return end();
 }
 
@@ -254,11 +255,16 @@ bool NodeRanks::is_failure(const ExitStatus& status) const {
   return code != ExitCode::kDone && code != ExitCode::kPreempted && code != ExitCode::kInterrupted;
 }
 
-void NodeRanks::read_links(rank::TrainerStatus& status) {
+void NodeRanks::read_links(rank::TrainerStatus& status, NodeRecoveries& recoveries) {
   for (RankProcess& rank : ranks_) {
     const RankNews news = rank.read_link();
-    if (!news.folder.empty()) run_dir_ = news.folder;
-    if (news.progress) status.take(*news.progress, rank::RunFolder{run_dir_}.metrics());
+    if (!news.folder.empty()) {
+      run_dir_ = news.folder;
+      if (rank.rank() == 0) recoveries.begin_attempt(run_dir_, news.step);
+    }
+    if (!news.progress) continue;
+    status.take(*news.progress, rank::RunFolder{run_dir_}.metrics());
+    recoveries.take(*news.progress);
   }
 }
 
@@ -291,7 +297,7 @@ void NodeRanks::end_what_hangs() {
   if (!failed_at_) return;
   const auto since = SteadyClock::now() - *failed_at_;
   for (RankProcess& rank : ranks_) {
-    if (!rank.status()) rank.end(since, kPatienceWithRank);
+    if (!rank.status()) rank.end(since, rank.saves() ? kPatienceWithSavingRank : kPatienceWithRank);
   }
 }
 

@@ -24,6 +24,7 @@
 #include "launch/attempts.h"
 #include "launch/hang_watch.h"
 #include "launch/hanging_ranks.h"
+#include "launch/node_recoveries.h"
 #include "launch/rank_process.h"
 
 namespace dtrain::launcher {
@@ -93,13 +94,16 @@ class NodeRanks {
 
   // Waits until all have ended. Passes signals on. Once one has failed, or a host is lost, the others of this host get
   // some time to stop by themselves, and are then ended.
-  NodeEnd wait(rank::LaunchSignals& signals, rank::Keepers& keepers, rank::TrainerStatus& status);
+  NodeEnd wait(rank::LaunchSignals& signals, rank::Keepers& keepers, rank::TrainerStatus& status,
+               NodeRecoveries& recoveries);
+  // When it was noticed that one has failed, or that a host is lost; empty: neither.
+  const std::optional<std::chrono::steady_clock::time_point>& failed_at() const { return failed_at_; }
   // The run's folder, as the ranks have told it. Empty: rank 0 has not made it yet.
   const std::filesystem::path& run_dir() const { return run_dir_; }
 
  private:
   bool all_ended() const;
-  void read_links(rank::TrainerStatus& status);
+  void read_links(rank::TrainerStatus& status, NodeRecoveries& recoveries);
   void reap(RankProcess& rank);
   void look_for_hangs(rank::Keepers& keepers);
   void interrupt(int signal);

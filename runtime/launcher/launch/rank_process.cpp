@@ -52,6 +52,7 @@ void RankProcess::take(const Json& message, std::vector<UniqueFd>& fds, RankNews
     news.progress = rank::progress_of(message);
   } else if (type == "folder") {
     news.folder = message.value("path", std::string());
+    news.step = message.value("step", std::int64_t{0});
   } else if (type == "state") {
     joined_ = true;
     finished_ = finished_ || message.value("state", std::string()) == "finished";

@@ -23,6 +23,7 @@ namespace dtrain::launcher {
 struct RankNews {
   std::optional<rank::Progress> progress;  // the newest
   std::filesystem::path folder;            // of the run; empty: it has told none
+  std::int64_t step = 0;                   // with the folder: the batches that are done
   std::map<std::string, UniqueFd> memory;  // to be kept for the ranks of later attempts, by name
 };
 

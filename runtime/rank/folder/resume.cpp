@@ -159,20 +159,22 @@ Json asked_of_training(const Json& plan) {
 }  // namespace
 
 ResumePoint find_resume_point(const RunFolder& folder) {
+  const auto newest = checkpoints::newest_in_memory(folder.path);
+  if (!newest) return find_resume_point(folder, std::nullopt);
+  return find_resume_point(folder,
+                           ResumePoint{.path = newest->path, .step = newest->about.step, .epoch = newest->about.epoch});
+}
+
+ResumePoint find_resume_point(const RunFolder& folder, const std::optional<ResumePoint>& in_memory) {
   const std::filesystem::path storage = find_checkpoint_folder(folder);
   ResumePoint point;
   std::error_code code;
   const bool has_storage = std::filesystem::is_directory(storage, code);
   // A state in memory needs no verification: its mark shows that it is whole.
-  if (const auto newest = checkpoints::newest_in_memory(folder.path)) {
+  if (in_memory) {
     const std::vector<checkpoints::Entry> on_disk =
         has_storage ? checkpoints::list(storage) : std::vector<checkpoints::Entry>();
-    if (on_disk.empty() || on_disk.back().about.step <= newest->about.step) {
-      point.path = newest->path;
-      point.step = newest->about.step;
-      point.epoch = newest->about.epoch;
-      return point;
-    }
+    if (on_disk.empty() || on_disk.back().about.step <= in_memory->step) return *in_memory;
   }
   if (!has_storage) return point;
   if (!checkpoints::wait_for_savers(storage, checkpoints::kSaverPatience)) {

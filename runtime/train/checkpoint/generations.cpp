@@ -4,11 +4,14 @@
 #include <cstring>
 #include <utility>
 
+#include "checkpoint/gathered_state.h"
 #include "checkpoint/own_state.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/checkpoint/memory_folder.h"
 #include "dtrain/config/experiment.h"
+#include "dtrain/host/network.h"
+#include "dtrain/rank/run_memory.h"
 
 namespace dtrain::train {
 namespace {
@@ -26,18 +29,6 @@ constexpr std::size_t kLargestPublished = 4u << 20, kMoreOwn = 64u << 10;  // by
 constexpr int kMostThreads = 4;
 constexpr std::string_view kReason = "memory";
 
-std::vector<std::byte> file_of(const FileImage& own) {
-  std::vector<std::byte> bytes(own.bytes());
-  DeviceCopies from_device;
-  own.write_header(bytes.data());
-  own.write_data(bytes.data(), 0, own.data_bytes(), /*is_first=*/false, from_device);
-  return bytes;
-}
-
-std::string_view text_of(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
 std::int64_t median(std::vector<std::int64_t> values) {
   const auto middle = values.begin() + std::ssize(values) / 2;
   std::nth_element(values.begin(), middle, values.end());
@@ -52,11 +43,14 @@ Generations::Generations(rank::RankSession& session, TrainingStep& step, const C
       step_(step),
       run_(std::move(run)),
       visit_(std::move(visit)),
-      folder_(session.memory_folder()),
-      snapshot_(session, step, hosts, std::move(names), visit_),
+      hosts_(hosts.each_alone()),
+      folder_(session.memory().folder),
+      snapshot_(session, step, hosts_, std::move(names), visit_),
       last_time_(session.clock().monotonic()) {
   snapshot_.keep_in(*this);
-  if (!folder_.empty() && hosts.hosts == 1 && step.parameters().memory().on_host()) stage_ = Stage::kBegin;
+  if (!session.memory().kept || !step.parameters().memory().on_host()) return;
+  stage_ = Stage::kBegin;
+  if (!is_one_host() && !step.state_is_shared()) turn_off("ranks of several hosts step by themselves (local steps)");
 }
 
 Generations::~Generations() {
@@ -96,24 +90,25 @@ void Generations::take(const Moment& moment) {
   last_time_ = session_.clock().monotonic();
   ++taken_;
   own_failed_ = false;
-  if (session_.world().rank == 0) pending_ = moment;
+  if (hosts_.is_leader()) pending_ = moment;
   const bool at_once = taken_ == 1 && !session_.resume_from().empty();
   snapshot_.take(/*at_update=*/!at_once);
 }
 
-// Rank 0 decides if there is room, and has a thread reserve it.
+// The first rank of each host finds out if there is room, and has a thread reserve it.
 void Generations::reserve() {
   layout_ = snapshot_.lay_out();
-  constexpr const char* kKey = "train/states-in-memory";
-  if (session_.world().rank == 0) {
+  std::string problem;
+  if (hosts_.is_leader()) {
+    problem = session_.memory().problem;
     const std::size_t bytes = 2 * (snapshot_.bytes_of_model() + snapshot_.bytes_of_optimizer());
     const auto there = static_cast<std::size_t>(bytes_in_use());
-    session_.control().set(kKey, checkpoints::why_no_room(folder_, bytes - std::min(bytes, there)));
+    if (problem.empty()) problem = checkpoints::why_no_room(folder_, bytes - std::min(bytes, there));
   }
-  const std::string problem = session_.control().get(kKey);
+  problem = first_problem("train/states-in-memory", problem);
   if (!problem.empty()) return turn_off(problem);
   stage_ = Stage::kReserving;
-  if (session_.world().rank != 0) return;
+  if (!hosts_.is_leader()) return;
   reserver_ = std::thread([this, model = snapshot_.bytes_of_model(), optimizer = snapshot_.bytes_of_optimizer()] {
     try {
       names_ = checkpoints::reserve_slots(folder_, model, optimizer);
@@ -122,6 +117,13 @@ void Generations::reserve() {
     }
     reserved_ = true;
   });
+}
+
+std::string Generations::first_problem(const std::string& key, const std::string& own) {
+  const std::string where = own.empty() || is_one_host() ? "" : " (on " + host::host_identity().name + ")";
+  const std::vector<std::string> all = session_.control().gather(key, own + where);
+  const auto first = std::ranges::find_if(all, [](const std::string& problem) { return !problem.empty(); });
+  return first == all.end() ? std::string() : *first;
 }
 
 std::int64_t Generations::bytes_in_use() const {
@@ -136,47 +138,51 @@ std::int64_t Generations::bytes_in_use() const {
 
 // Maps the memory on all ranks. Returns false if it could not be had.
 bool Generations::connect() {
-  constexpr const char* kKey = "train/states-in-memory-slots";
-  const bool leads = session_.world().rank == 0;
-  if (leads) {
+  const std::string key =
+      "train/states-in-memory-slots-" + std::to_string(hosts_.host_of[static_cast<std::size_t>(session_.world().rank)]);
+  if (hosts_.is_leader()) {
     reserver_.join();
-    session_.control().set(kKey, Json{{"error", reserve_error_}, {"names", to_json(names_)}}.dump());
-  }
-  const Json told = Json::parse(session_.control().get(kKey));
-  std::string problem = told.at("error").get<std::string>();
-  if (problem.empty()) {
-    const checkpoints::SlotNames names = checkpoints::slot_names_of(told.at("names"));
-    const auto ranks = static_cast<std::size_t>(session_.world().size);
+    const std::size_t own = snapshot_.largest_own() > kLargestPublished ? 0 : 2 * snapshot_.largest_own() + kMoreOwn;
     try {
-      for (const std::string& name : names.slots) {
-        slots_.emplace_back(folder_, name, snapshot_.bytes_of_model(), snapshot_.bytes_of_optimizer());
-        const std::size_t share = (snapshot_.bytes_of_model() + snapshot_.bytes_of_optimizer()) / ranks;
-        slots_.back().prefault(share * static_cast<std::size_t>(session_.world().rank), share);
+      if (reserve_error_.empty()) {
+        checkpoints::GenerationBoard::create(folder_, hosts_.ranks_here, session_.world().size, own);
+        checkpoints::GenerationBoard(folder_).set(names_.turn, names_.newest);
       }
     } catch (const SystemError& error) {
-      problem = error.what();
+      reserve_error_ = describe(error);
     }
-    for (const std::string& other : session_.control().gather("train/states-in-memory-mapped", problem)) {
-      if (problem.empty()) problem = other;
-    }
+    session_.control().set(key, Json{{"error", reserve_error_}, {"names", to_json(names_)}}.dump());
   }
+  const Json told = Json::parse(session_.control().get(key));
+  std::string problem = told.at("error").get<std::string>();
+  if (problem.empty()) problem = map_slots(checkpoints::slot_names_of(told.at("names")));
+  problem = first_problem("train/states-in-memory-mapped", problem);
   if (!problem.empty()) {
     turn_off(problem);
     return false;
   }
-  const std::size_t own = snapshot_.largest_own() > kLargestPublished ? 0 : 2 * snapshot_.largest_own() + kMoreOwn;
-  board_.emplace(session_.share_on_host(
-      "states-in-memory", [&] { return checkpoints::GenerationBoard::create(session_.world().size, own); },
-      comm::HostAccess::kWrite));
-  if (leads) board_->set(names_.turn, names_.newest);
-  session_.control().barrier("train/states-in-memory-ready");
   stage_ = Stage::kReady;
-  if (leads) {
+  if (session_.world().rank == 0) {
     const std::size_t bytes = 2 * (snapshot_.bytes_of_model() + snapshot_.bytes_of_optimizer());
     plan_ = {{"kept", true}, {"bytes", bytes}, {"folder", folder_.string()}};
     session_.update_plan("states_in_memory", plan_);
   }
   return true;
+}
+
+// Returns why it could not; empty: it could.
+std::string Generations::map_slots(const checkpoints::SlotNames& names) {
+  const std::size_t share = (snapshot_.bytes_of_model() + snapshot_.bytes_of_optimizer()) / hosts_.ranks_here.size();
+  try {
+    for (const std::string& name : names.slots) {
+      slots_.emplace_back(folder_, name, snapshot_.bytes_of_model(), snapshot_.bytes_of_optimizer());
+      slots_.back().prefault(share * static_cast<std::size_t>(hosts_.local_rank), share);
+    }
+    board_.emplace(folder_);
+    return {};
+  } catch (const SystemError& error) {
+    return error.what();
+  }
 }
 
 void Generations::turn_off(const std::string& why) {
@@ -203,24 +209,26 @@ checkpoints::GenerationFiles Generations::files_of(const Moment& moment) const {
   return files;
 }
 
-// Rank 0. The states of all ranks must be written.
+// A leader. The parts of all ranks of the host must be written.
 void Generations::complete() {
   const std::uint64_t number = snapshot_.number();
   if (!board_->all_written(number)) return;
   const Moment moment = *std::exchange(pending_, std::nullopt);
   cost_s_ = snapshot_.copy_seconds();
-  if (snapshot_.spoiled() || board_->any_failed(number) || !board_->begin_completion()) return;
+  const bool is_whole = completes_ && !snapshot_.spoiled() && !board_->any_failed(number);
+  if (!is_whole || !board_->begin_completion()) return;
   try {
     checkpoints::GenerationFiles files = files_of(moment);
-    files.state = to_line(snapshot_.values());
+    files.state = session_.world().rank == 0 ? to_line(snapshot_.values()) : state_of_rank_0_;
     for (const checkpoints::FileImage& file : snapshot_.files()) files.files.push_back({file.name, file.bytes, {}});
     checkpoints::complete_generation(folder_, names_, files);
     board_->set(names_.turn, names_.newest);
     board_->end_completion(/*by_survivor=*/false);
   } catch (const std::exception& error) {
     board_->end_completion(/*by_survivor=*/false);
-    stage_ = Stage::kOff;  // the other ranks follow, because rank 0 alone asks for states
-    session_.log()->warn("no further training states are kept in memory: {}", describe(error));
+    completes_ = false;
+    if (session_.world().rank == 0) stage_ = Stage::kOff;  // the others follow, because rank 0 alone asks for states
+    session_.log()->warn("no further training states are kept in the memory of this host: {}", describe(error));
   }
 }
 
@@ -232,17 +240,23 @@ std::byte* Generations::data() const {
   return slot().data();
 }
 
-void Generations::write_own(const FileImage& own) {
+void Generations::write_own(int rank, std::span<const std::byte> file) {
+  const std::string name = checkpoints::rank_file(rank);
   try {
-    slot().write_file(checkpoints::rank_file(session_.world().rank), text_of(file_of(own)));
-  } catch (const SystemError& error) {
+    slot().write_file(name, as_text(file));
+    if (rank != 0 || session_.world().rank == 0) return;
+    const std::string& slot_name = names_.slots[static_cast<std::size_t>(board_->turn())];
+    state_of_rank_0_ = take_from_rank_0(folder_ / slot_name / name, [&](const std::string& buffer, std::size_t) {
+      return snapshot_.place_in_model(buffer);
+    });
+  } catch (const Error& error) {
     own_failed_ = true;
-    session_.log()->warn("this rank's part of the training state in memory cannot be written: {}", describe(error));
+    session_.log()->warn("rank {}'s part of the training state in memory cannot be written: {}", rank, describe(error));
   }
 }
 
 void Generations::mark_written(std::uint64_t number) {
-  board_->mark_written(session_.world().rank, number, own_failed_);
+  board_->mark_written(hosts_.local_rank, number, own_failed_);
 }
 
 void Generations::publish(const Moment& moment) {
@@ -255,11 +269,10 @@ void Generations::publish(const Moment& moment) {
     --unpublished_;
     return;
   }
-  const int rank = session_.world().rank;
-  OwnStateWriter record(board_->begin_publication(rank));
+  OwnStateWriter record(board_->begin_publication(hosts_.local_rank));
   visit_(record);
   if (record.fits()) {
-    board_->publish(rank, moment.batch, moment.epoch, record.bytes());
+    board_->publish(hosts_.local_rank, moment.batch, moment.epoch, record.bytes());
     batch_of_parameters_ = moment.batch;
   }
   measure(batch, session_.clock().monotonic() - began, record);
@@ -297,7 +310,7 @@ std::optional<std::int64_t> Generations::save_as_survivor() {
   const std::int64_t batch = *batch_of_parameters_;
   if (board_->newest() >= batch) return std::nullopt;
   std::vector<checkpoints::GenerationBoard::Publication> published;
-  for (int rank = 0; rank < session_.world().size; ++rank) {
+  for (int rank = 0; rank < board_->ranks(); ++rank) {
     const auto found = board_->published(rank, batch);
     if (!found) return std::nullopt;
     published.push_back(*found);
@@ -322,7 +335,8 @@ std::optional<std::int64_t> Generations::save_as_survivor() {
                  {checkpoints::kOptimizerFile, snapshot_.bytes_of_optimizer(), {}}};
   std::vector<std::vector<std::byte>> bytes;
   std::vector<checkpoints::OwnFile> own;
-  for (int rank = 0; rank < session_.world().size; ++rank) {
+  // With several hosts no rank has what all of them have published.
+  for (int rank = 0; is_one_host() && rank < board_->ranks(); ++rank) {
     const auto record = published[static_cast<std::size_t>(rank)].bytes;
     const StateImage image({.rank = rank, .own_alone = true, .names = {}},
                            [&](StateVisitor& visitor) { visit_own_state(record, visitor); });
@@ -334,8 +348,8 @@ std::optional<std::int64_t> Generations::save_as_survivor() {
         if (place) std::memcpy(place, value.const_data_ptr(), value.nbytes());
       });
     }
-    bytes.push_back(file_of(image.own()));
-    own.push_back({checkpoints::rank_file(rank), text_of(bytes.back())});
+    bytes.push_back(image.own().file());
+    own.push_back({checkpoints::rank_file(rank), as_text(bytes.back())});
     files.files.push_back({own.back().name, own.back().bytes.size(), {}});
   }
   checkpoints::complete_by_survivor(folder_, slot(), files, own);

@@ -4,6 +4,10 @@
 // After each batch a rank also publishes what is its own, if that is cheap. If another rank dies, one of the others
 // then writes the state of the last batch: parameters and optimizer state are its own, the rest is what all have
 // published. Training thread.
+//
+// With several hosts each has its own folder, board and slots, and all of every state that is taken by the clock.
+// Survivors on each host save what all ranks have alike; what the ranks have published stays on the boards, and the
+// next ranks put both together (gathered_state.h).
 #pragma once
 
 #include <atomic>
@@ -59,7 +63,11 @@ class Generations final : private KeptMemory {
   enum class Stage { kOff, kBegin, kReserving, kReady };
   void reserve();
   bool connect();
+  std::string map_slots(const checkpoints::SlotNames& names);
+  bool is_one_host() const { return hosts_.hosts == 1; }
   void turn_off(const std::string& why);
+  // Returns the first rank's problem that has one. Collective.
+  std::string first_problem(const std::string& key, const std::string& own);
   void complete();
   std::chrono::duration<double> interval() const;
   // Rank 0: says in the plan if survivors can save a state. Empty: they can.
@@ -69,7 +77,7 @@ class Generations final : private KeptMemory {
   std::int64_t bytes_in_use() const;
 
   std::byte* data() const override;
-  void write_own(const FileImage& own) override;
+  void write_own(int rank, std::span<const std::byte> file) override;
   void mark_written(std::uint64_t number) override;
   const checkpoints::GenerationSlot& slot() const;
 
@@ -77,6 +85,7 @@ class Generations final : private KeptMemory {
   TrainingStep& step_;
   const Json run_;
   const std::function<void(StateVisitor&)> visit_;
+  const CheckpointHosts hosts_;
   const std::filesystem::path folder_;
   Snapshot snapshot_;
 
@@ -84,14 +93,16 @@ class Generations final : private KeptMemory {
   std::optional<StateImage> layout_;
   std::optional<checkpoints::GenerationBoard> board_;
   std::vector<checkpoints::GenerationSlot> slots_;
-  std::optional<Moment> pending_;  // rank 0: of the state that is not complete yet
+  std::optional<Moment> pending_;  // a leader: of the state that is not complete yet
   bool own_failed_ = false;        // this rank could not write its own file of the last state
   Nanoseconds last_time_{0};
   double cost_s_ = 0;  // of the last state, on this rank
   int taken_ = 0;
 
-  // Rank 0: the slots' names, and the thread that reserves their memory.
+  // A leader: the slots' names, and the thread that reserves their memory.
   checkpoints::SlotNames names_;
+  bool completes_ = true;        // false: a state could not be completed here
+  std::string state_of_rank_0_;  // on other hosts than rank 0's: state.json of the next state
   std::string reserve_error_;
   std::atomic<bool> reserved_{false};
   std::thread reserver_;

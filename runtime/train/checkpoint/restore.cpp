@@ -11,6 +11,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/version.h>
 
+#include "checkpoint/gathered_state.h"
 #include "checkpoint/snapshot.h"
 #include "checkpoint/state_image.h"
 #include "dtrain/base/error.h"
@@ -48,24 +49,6 @@ constexpr std::size_t kMostProblems = 20;
 constexpr std::string_view kWindowWeight = "step/window/weight";
 
 constexpr std::size_t kPiece = 64u << 20;  // bytes of a file that are sent at once
-
-// Sends a file of rank 0 to all ranks; `receives` ranks write it.
-void send_file(rank::RankSession& session, const fs::path& from, const fs::path& to, std::size_t bytes, bool receives) {
-  std::ifstream read;
-  if (session.world().rank == 0) read.open(from, std::ios::binary);
-  std::ofstream written;
-  if (receives) written.open(to, std::ios::binary);
-  std::string piece(std::min(bytes, kPiece), '\0');
-  for (std::size_t at = 0; at < bytes; at += kPiece) {
-    const std::size_t size = std::min(kPiece, bytes - at);
-    if (read.is_open() && !read.read(piece.data(), static_cast<std::streamsize>(size))) {
-      throw SystemError("cannot read " + from.string(), errno);
-    }
-    session.communicator().broadcast(piece.data(), size, comm::DataType::kUint8, 0).wait();
-    if (receives) written.write(piece.data(), static_cast<std::streamsize>(size));
-  }
-  if (receives && !written.flush()) throw SystemError("cannot write " + to.string(), errno);
-}
 
 std::string metric_text(const config::Searcher& searcher) {
   if (searcher.metric.empty()) return "none";
@@ -403,6 +386,30 @@ void StateReader::restore(const std::function<void(StateVisitor&)>& visit) {
       "from its weights alone: initial_weights, without training_state");
 }
 
+void send_file(rank::RankSession& session, int from, const fs::path& file, const fs::path& to, std::size_t bytes,
+               bool receives) {
+  std::ifstream read;
+  if (session.world().rank == from) read.open(file, std::ios::binary);
+  std::ofstream written;
+  if (receives) written.open(to, std::ios::binary);
+  std::string piece(std::min(bytes, kPiece), '\0');
+  for (std::size_t at = 0; at < bytes; at += kPiece) {
+    const std::size_t size = std::min(kPiece, bytes - at);
+    if (read.is_open() && !read.read(piece.data(), static_cast<std::streamsize>(size))) {
+      throw SystemError("cannot read " + file.string(), errno);
+    }
+    session.communicator().broadcast(piece.data(), size, comm::DataType::kUint8, from).wait();
+    if (receives) written.write(piece.data(), static_cast<std::streamsize>(size));
+  }
+  if (receives && !written.flush()) throw SystemError("cannot write " + to.string(), errno);
+}
+
+OpenCheckpoint::OpenCheckpoint(rank::RankSession& session, const CheckpointHosts& hosts) {
+  const GatheredState state = gather_state(session, hosts);
+  folder_ = state.folder;
+  if (state.is_temporary) temporary_ = folder_;
+}
+
 OpenCheckpoint::OpenCheckpoint(rank::RankSession& session, const fs::path& checkpoint) : folder_(checkpoint) {
   std::error_code code;
   const bool seen = fs::exists(folder_, code);
@@ -432,7 +439,7 @@ OpenCheckpoint::OpenCheckpoint(rank::RankSession& session, const fs::path& check
   }
   const fs::path local = session.control().get(key);
   for (const auto& [name, bytes] : files.items()) {
-    send_file(session, folder_ / name, local / name, bytes.get<std::size_t>(), receives);
+    send_file(session, /*from=*/0, folder_ / name, local / name, bytes.get<std::size_t>(), receives);
   }
   session.control().barrier("train/resume-received");
   folder_ = local;

@@ -67,12 +67,20 @@ class StateReader {
   std::vector<std::string> missing_;
 };
 
+// Sends a file of rank `from` to all ranks, of which some write it. Collective. SystemError.
+void send_file(rank::RankSession& session, int from, const std::filesystem::path& file, const std::filesystem::path& to,
+               std::size_t bytes, bool receives);
+
+struct CheckpointHosts;
+
 // Opens the checkpoint that a run goes on from where this rank can read it. Collective.
 class OpenCheckpoint {
  public:
   // `checkpoint`: its folder, the same on all ranks. Hosts that do not see the folder get its files, in a temporary
   // folder. SystemError, DataError.
   OpenCheckpoint(rank::RankSession& session, const std::filesystem::path& checkpoint);
+  // The state in memory from which the run goes on (gathered_state.h).
+  OpenCheckpoint(rank::RankSession& session, const CheckpointHosts& hosts);
   ~OpenCheckpoint();
   OpenCheckpoint& operator=(OpenCheckpoint&&) = delete;
 

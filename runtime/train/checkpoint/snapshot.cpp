@@ -284,31 +284,27 @@ std::pair<std::size_t, std::size_t> Snapshot::even_stretch(const StateImage& ima
 }
 
 void Snapshot::write_own(const StateImage& image) {
-  if (kept_) return kept_->write_own(image.own());
+  if (kept_) return kept_->write_own(session_.world().rank, image.own().file());
   const int region = hosts_.folder_is_shared ? hosts_.local_rank : session_.world().rank;
   std::byte* const own = memory_->data() + own_offset(region);
   image.own().write_header(own);
   image.own().write_data(own, 0, image.own().data_bytes(), /*is_first=*/false, from_device_);
 }
 
-// Ranks of hosts that do not see the folder send their files to rank 0's host.
+// Ranks of hosts that do not see the folder send their files to rank 0's host. Where each host keeps a state, all hosts
+// get the files of all.
 void Snapshot::send_own(const StateImage& image, const std::vector<std::int64_t>& sizes) {
-  for (std::size_t rank = 0; rank < sizes.size(); ++rank) {
-    if (hosts_.host_of[rank] == 0) continue;
-    std::vector<std::byte> bytes(static_cast<std::size_t>(sizes[rank]));
-    if (static_cast<int>(rank) == session_.world().rank) {
-      image.own().write_header(bytes.data());
-      DeviceCopies from_device;
-      image.own().write_data(bytes.data(), 0, image.own().data_bytes(), /*is_first=*/false, from_device);
-      from_device.hand_over();
-      from_device.complete_now();
-    }
-    session_.communicator()
-        .broadcast(bytes.data(), bytes.size(), comm::DataType::kUint8, static_cast<int>(rank))
-        .wait();
-    if (session_.world().rank == 0) {
-      std::memcpy(memory_->data() + own_offset(static_cast<int>(rank)), bytes.data(), bytes.size());
-    }
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (hosts_.host_of[i] == 0 && !kept_) continue;
+    const int rank = static_cast<int>(i);
+    std::vector<std::byte> bytes =
+        rank == session_.world().rank ? image.own().file() : std::vector<std::byte>(static_cast<std::size_t>(sizes[i]));
+    session_.communicator().broadcast(bytes.data(), bytes.size(), comm::DataType::kUint8, rank).wait();
+    if (!kept_ && session_.world().rank == 0)
+      std::memcpy(memory_->data() + own_offset(rank), bytes.data(), bytes.size());
+    if (kept_ && hosts_.is_leader() &&
+        hosts_.host_of[i] != hosts_.host_of[static_cast<std::size_t>(session_.world().rank)])
+      kept_->write_own(rank, bytes);
   }
 }
 
@@ -384,6 +380,13 @@ void Snapshot::name_files(const StateImage& image, const std::vector<std::int64_
                       static_cast<std::size_t>(sizes[rank]),
                       /*weights=*/std::string(state_path::kParameters)});
   }
+}
+
+CheckpointHosts CheckpointHosts::each_alone() const {
+  CheckpointHosts result = *this;
+  result.host = 0;
+  result.folder_is_shared = hosts == 1;
+  return result;
 }
 
 CheckpointHosts find_checkpoint_hosts(comm::ControlPlane& control, const std::filesystem::path& folder) {

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,8 @@ struct CheckpointHosts {
   bool folder_is_shared = true;
 
   bool is_leader() const { return local_rank == 0; }
+  // Hosts of which each keeps all of a state for itself, as if it were alone.
+  CheckpointHosts each_alone() const;
   // True if this host has a saver: only the first has one, unless all see the folder.
   bool saves() const { return host == 0 || folder_is_shared; }
 };
@@ -47,7 +50,7 @@ class KeptMemory {
  public:
   virtual ~KeptMemory() = default;
   virtual std::byte* data() const = 0;  // of the shared files of the next state
-  virtual void write_own(const FileImage& own) = 0;
+  virtual void write_own(int rank, std::span<const std::byte> file) = 0;
   virtual void mark_written(std::uint64_t number) = 0;
 };
 

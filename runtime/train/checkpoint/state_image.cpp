@@ -44,6 +44,16 @@ void FileImage::write_header(std::byte* to) const {
   std::memcpy(to, header_.data(), header_.size());
 }
 
+std::vector<std::byte> FileImage::file() const {
+  std::vector<std::byte> bytes(this->bytes());
+  DeviceCopies from_device;
+  write_header(bytes.data());
+  write_data(bytes.data(), 0, data_bytes_, /*is_first=*/false, from_device);
+  from_device.hand_over();
+  from_device.complete_now();
+  return bytes;
+}
+
 void FileImage::write_data(std::byte* to, std::size_t first, std::size_t last, bool is_first,
                            DeviceCopies& from_device) const {
   const at::NoGradGuard no_grad;

@@ -11,6 +11,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -92,6 +93,8 @@ class FileImage {
   // Returns the offset of each tensor's bytes in the file.
   std::map<std::string, std::size_t> offsets() const;
   void write_header(std::byte* to) const;
+  // Returns the whole file.
+  std::vector<std::byte> file() const;
   // Copies the tensors' bytes from `first` up to `last` (counted from the first tensor's begin) to their places in the
   // file that begins at `to`, and those of Writers::kFirst if `is_first`. A tensor that is not contiguous, or on a
   // device, is copied whole if its first byte is in that range; from a device by `from_device`.
@@ -115,6 +118,10 @@ struct TensorNames {
   std::map<std::string, std::string> tied;  // further names of parameters: "tied name" -> name
   std::set<std::string> left_out;           // tensors that are no part of its weights
 };
+
+inline std::string_view as_text(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
 
 class StateImage {
  public:

@@ -8,6 +8,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/config/experiment.h"
+#include "dtrain/rank/run_memory.h"
 #include "model/flat_parameters.h"
 #include "model/model_tensors.h"
 
@@ -59,7 +60,8 @@ CheckpointSchedule::CheckpointSchedule(rank::RankSession& session, TrainingStep&
 
 bool CheckpointSchedule::resume() {
   if (!taken_) throw ConfigError("a mock run cannot go on from a checkpoint", "leave one of both out");
-  const OpenCheckpoint checkpoint(session_, session_.resume_from());
+  const OpenCheckpoint checkpoint = session_.memory().begins_with ? OpenCheckpoint(session_, taken_->hosts())
+                                                                  : OpenCheckpoint(session_, session_.resume_from());
   StateReader reader(checkpoint.folder(), session_.world().rank, session_.world().size, step_.state_is_shared());
   require_same_virtual_ranks(reader, facts_, session_.resume_from());
   reader.restore(visit_);

@@ -1,14 +1,15 @@
 // The memory into which the ranks of one host write generations: whole training states that outlive them. Two slots in
 // the run's memory folder (memory_folder.h) take turns: one holds the newest whole state, the next is written into the
-// other. A board that the ranks share says how far each is. Rank 0 leads.
+// other. A board that the ranks share says how far each is. The host's first rank leads.
 //
-// A state is complete when its manifest is there and its folder has its name, which rank 0 does last. Until then the
+// A state is complete when its manifest is there and its folder has its name, which it does last. Until then the
 // folder has a name that no reader looks at. So a process that dies leaves no half state, and no checksum is needed.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,19 +18,24 @@
 
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/shared_memory.h"
 #include "dtrain/checkpoint/checkpoint.h"
 
 namespace dtrain::checkpoints {
 
-// The small memory that the ranks share. Any process.
+// The small memory that the ranks of a host share: a file in the folder of the states, which outlives them. Ranks have
+// their place among those of the host, from 0. Any process.
 class GenerationBoard {
  public:
-  // Reserves the memory, with room for two publications of `own_bytes` of each rank. SystemError.
-  static SharedMemory create(int ranks, std::size_t own_bytes);
-  explicit GenerationBoard(SharedMemory memory);
+  // Makes the board, in the place of an earlier one, for `ranks` of a run of `world` ranks, with room for two
+  // publications of `own_bytes` of each. SystemError.
+  static void create(const std::filesystem::path& folder, const std::vector<int>& ranks, int world,
+                     std::size_t own_bytes);
+  // SystemError: there is none, or it is of another version of dtrain.
+  explicit GenerationBoard(const std::filesystem::path& folder);
 
   int ranks() const;
+  int number(int rank) const;  // in the run
+  int world() const;
   std::size_t own_bytes() const;
 
   // The generation `number` (1, 2, …): a rank has written its part, or could not.
@@ -56,14 +62,21 @@ class GenerationBoard {
   std::span<std::byte> begin_publication(int rank) const;
   void publish(int rank, std::int64_t batch, std::int64_t epoch, std::size_t bytes) const;
   std::optional<Publication> published(int rank, std::int64_t batch) const;
+  std::vector<std::int64_t> batches_of(int rank) const;  // of the publications that are there
 
  private:
   struct Header;
   struct Rank;
+  struct Unmap {
+    std::size_t size = 0;
+    void operator()(std::byte* data) const;
+  };
+  static std::size_t bytes_before_buffers(std::size_t ranks);
+  static std::unique_ptr<std::byte, Unmap> map_file(const std::filesystem::path& path);
   Header& header() const;
   Rank& of(int rank) const;
   std::byte* buffer(int rank, int which) const;
-  SharedMemory memory_;
+  std::unique_ptr<std::byte, Unmap> memory_;
 };
 
 // One slot: a folder that holds the files which all ranks write together, mapped one behind the other.
@@ -88,7 +101,7 @@ class GenerationSlot {
   std::size_t bytes_ = 0;
 };
 
-// The names of the slots' folders, which rank 0 keeps.
+// The names of the slots' folders, which the leader keeps.
 struct SlotNames {
   std::vector<std::string> slots;   // two
   int turn = 0;                     // the slot that is written next
@@ -98,7 +111,7 @@ struct SlotNames {
 Json to_json(const SlotNames& names);
 SlotNames slot_names_of(const Json& json);
 
-// Rank 0: finds the two slots of these sizes that an earlier attempt has left, or makes them, and reserves their
+// The leader: finds the two slots of these sizes that an earlier attempt has left, or makes them, and reserves their
 // memory, which takes time. Removes what cannot be used, but no newest whole state. SystemError: there is not enough.
 SlotNames reserve_slots(const std::filesystem::path& folder, std::size_t model_bytes, std::size_t optimizer_bytes);
 
@@ -107,12 +120,12 @@ struct GenerationFiles {
   std::string state;                // the contents of state.json
   std::vector<ManifestFile> files;  // without checksums
 };
-// Rank 0: completes the state in the slot whose turn it is, and makes the other slot ready for the next one.
+// The leader: completes the state in the slot whose turn it is, and makes the other slot ready for the next one.
 // SystemError: the state is not there. begin_completion() has returned true.
 void complete_generation(const std::filesystem::path& folder, SlotNames& names, const GenerationFiles& files);
 
 // A survivor of another rank's death: makes a state of the shared files in that slot's folder and of the ranks' own
-// files. SystemError.
+// files. Without these, where other hosts have ranks, it is a shared state (host_states.h). SystemError.
 struct OwnFile {
   std::string name;
   std::string_view bytes;

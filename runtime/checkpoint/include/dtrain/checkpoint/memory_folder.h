@@ -1,10 +1,13 @@
 // The folder of a run's states in memory: a folder of this user in /dev/shm, with checkpoints as on disk, but without
-// checksums. It outlives the ranks of an attempt, and ends with the launch. Any thread.
+// checksums. It outlives the ranks of an attempt, and ends with the launch, or with the keeper of the host. Any thread.
 //
-//   /dev/shm/dtrain-1000-0123456789abcdef/   the digits are a digest of the path of the run's folder
-//     owner.json    the process that carries out the run
-//     step-120/     a whole state, as a checkpoint (checkpoint.h); its manifest and its name are its completion mark
-//     .slot-…/      memory for the next state (generation_slots.h)
+//   /dev/shm/dtrain-1000-0123456789abcdef/   the digits are a digest of the path of the run's folder, and of the host
+//     owner.json      the process that carries out the run
+//     lineage.json    the attempt that writes here, where each host has a keeper (host_states.h)
+//     step-120/       a whole state, as a checkpoint (checkpoint.h); its manifest and its name are its completion mark
+//     .slot-…/        memory for the next state (generation_slots.h)
+//     .board          what the ranks of the host say to each other of the states
+//     .shared-step-…/ what all ranks have alike, where survivors of several hosts have saved it (host_states.h)
 #pragma once
 
 #include <cstddef>
@@ -12,31 +15,38 @@
 #include <optional>
 #include <string>
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include "dtrain/checkpoint/checkpoint.h"
 
 namespace dtrain::checkpoints {
 
-// The place of the folder of a run, which may not exist.
-std::filesystem::path memory_folder_of(const std::filesystem::path& run);
+inline constexpr int kNoKeeper = -1;
+
+// The place of the folder of a run, which may not exist. `host`: the number of the host whose keeper has it.
+std::filesystem::path memory_folder_of(const std::filesystem::path& run, int host = kNoKeeper);
 
 // Returns the newest whole state of the run in memory; empty: there is none. Reads manifests and sizes.
-std::optional<Entry> newest_in_memory(const std::filesystem::path& run);
+std::optional<Entry> newest_in_memory(const std::filesystem::path& run, int host = kNoKeeper);
 
 // Writes that state into the folder of the run's checkpoints, if it is further than they are. Returns the checkpoint;
 // empty: there is none. SystemError, also if a saver still writes there after some seconds.
 std::optional<std::filesystem::path> save_newest_in_memory(const std::filesystem::path& run,
-                                                           const std::filesystem::path& storage);
+                                                           const std::filesystem::path& storage, int host = kNoKeeper);
 
-// The launcher's hold of the folder.
+// The hold of the folder that the launcher has, or the keeper of a host.
 class MemoryFolder {
  public:
   // Removes the folders of this user's runs whose launchers have ended, and makes the folder of this run, or takes over
-  // the one that an ended launcher of it has left.
-  explicit MemoryFolder(const std::filesystem::path& run);
+  // the one that an ended launcher of it has left. `owner`: the launcher, or the host's keeper.
+  explicit MemoryFolder(const std::filesystem::path& run, int host = kNoKeeper, pid_t owner = ::getpid());
   // Removes the folder.
   ~MemoryFolder();
   MemoryFolder& operator=(MemoryFolder&&) = delete;
 
+  // The states of a run that begins anew are not those of an earlier one with the same folder.
+  void clear() const;
   // The folder stays: the run goes on from it if nothing else of this user is launched before.
   void leave() { path_.clear(); }
 

@@ -35,7 +35,7 @@ inline void declare_keys(Keys& keys, Recovery& recovery) {
              .examples = R"(["auto", "off", 30])"},
             recovery.hang, kHangTime);
   keys.text({.name = "interval",
-             .text = "The seconds between two training states that a run on one machine keeps in memory, from which it "
+             .text = "The seconds between two training states that a run keeps in memory, from which it "
                      "goes on after a rank has died. auto: as often as it costs at most 1% of the time; off: none.",
              .more = "[More](recovery.md#states-in-memory).",
              .examples = R"(["auto", "off", 5])"},

@@ -102,6 +102,7 @@ struct RankEnvironment {
   std::filesystem::path run_secret_file;  // DTRAIN_RUN_SECRET_FILE: the user's file with the run's secret; empty: none
   std::filesystem::path error_file;       // the file in which torchrun looks for the cause of a failure; empty: none
   int keeper_fd = -1;                     // the rank's end of the link to its host's keeper (keepers.h); -1: none
+  int keeper_host = 0;                    // the number of that host, PET_NODE_RANK
   int restart = 0;                        // how often torchrun or the keepers have started the ranks again
   std::optional<int> most_restarts;       // torchrun's --max-restarts; empty: torchrun has not started the ranks
 

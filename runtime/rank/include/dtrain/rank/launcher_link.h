@@ -27,9 +27,10 @@ namespace dtrain::rank {
 // The messages of the link, each with a "type". The launcher ignores those it cannot read.
 Json state_message(const std::string& state, ExitCode exit_code = ExitCode::kDone);  // "started", "finished"
 Json progress_message(const Progress& progress);
-Json pulse_message();                                       // with the file descriptor
-Json memory_message(const std::string& name);               // the same
-Json folder_message(const std::filesystem::path& run_dir);  // of a host's first rank to its keeper
+Json pulse_message();                          // with the file descriptor
+Json memory_message(const std::string& name);  // the same
+// Of a host's first rank to its keeper. `step`: rank 0 goes on after so many batches.
+Json folder_message(const std::filesystem::path& run_dir, std::int64_t step);
 struct ErrorMessage {
   bool primary = true;  // this rank failed first; false: it stops because of another rank
   bool agreed = false;  // every rank reports the same error, and none of them is to blame

@@ -59,6 +59,7 @@ struct RankFiles;
 struct RankGpus;
 struct RankIdentity;
 struct RankSignals;
+struct RunMemory;
 
 // The end of a run that was asked to stop.
 struct StopOutcome {
@@ -144,8 +145,8 @@ class RankSession {
   // Returns the folder of this run's checkpoints (checkpoint/checkpoint.h). It may not exist yet.
   std::filesystem::path checkpoint_folder() const;
 
-  // Returns the folder for states in memory that outlive the ranks (checkpoint/memory_folder.h); empty: none are kept.
-  std::filesystem::path memory_folder() const;
+  // Returns where states in memory are that outlive the ranks.
+  const RunMemory& memory() const;
   // Tells the launcher that this rank, after the death of another one, writes the state of its last batch: it must not
   // be ended before.
   void tell_of_saving();

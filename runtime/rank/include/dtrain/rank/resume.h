@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,8 +32,11 @@ struct ResumePoint {
 };
 
 // Waits until an earlier attempt has ended its writing, for a minute at most, and reads the checkpoints whole until one
-// verifies; if none does, tries for 3 s. SystemError; ConfigError as find_checkpoint_folder(), and if there are
+// verifies; if none does, tries for 3 s. `in_memory`: the furthest state in memory, which counts where no checkpoint is
+// further. SystemError; ConfigError as find_checkpoint_folder(), and if there are
 // checkpoints and none can be used: no run begins anew and replaces further checkpoints unless a user says so.
+ResumePoint find_resume_point(const RunFolder& folder, const std::optional<ResumePoint>& in_memory);
+// The same with the state that a launcher of this machine keeps in memory.
 ResumePoint find_resume_point(const RunFolder& folder);
 
 // Returns the fields {resume_from, step} of an event; {} if the run begins anew.

@@ -1,0 +1,29 @@
+// The states in memory of a run whose hosts have keepers, at the start of a rank. Functions that take `control` are
+// collective.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "dtrain/comm/control.h"
+#include "dtrain/rank/resume.h"
+#include "dtrain/rank/run_memory.h"
+#include "rank_start.h"
+
+namespace dtrain::rank {
+
+// Returns what each host has of the run that the ranks are told to go on with. Sets `memory.kept`.
+std::vector<checkpoints::HostStates> look_at_hosts(comm::ControlPlane& control, const RankIdentity& identity,
+                                                   const config::Experiment& experiment, RunMemory& memory);
+
+// Rank 0: finds where the run goes on, in memory or on the disk, before the plan is written anew. SystemError,
+// ConfigError as find_resume_point().
+ResumePoint choose_resume_point(const RunFolder& folder, const std::vector<checkpoints::HostStates>& hosts,
+                                const RankIdentity& identity, RunMemory& memory);
+// Rank 0: the run begins anew.
+void begin_anew(RunMemory& memory);
+
+// Tells all ranks what rank 0 has decided, and makes the folder of each host.
+void open_memory(comm::ControlPlane& control, const RankIdentity& identity, const RunFolder& folder, RunMemory& memory);
+
+}  // namespace dtrain::rank
