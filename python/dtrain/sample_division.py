@@ -420,11 +420,16 @@ class Source:
             batches = self._draws.begin(self._batches)
         has_workers = self._loader.num_workers > 0
         for number in itertools.count(skip):
-            if not has_workers:
-                (seed_all if self.is_logical else seed_python)(*self.key(True), self.number_of(number))
-            batch = next(batches, _END)
+            key = (*self.key(True), self.number_of(number))
+            if self.is_logical:
+                with drawn_alike(*key):  # as worker processes draw, so that their number does not matter
+                    batch = next(batches, _END)
+            else:
+                if not has_workers:
+                    seed_python(*key)
+                batch = next(batches, _END)
             if has_workers:  # they have read it; samplers may draw for later batches
-                seed_python(*self.key(True), self.number_of(number))
+                seed_python(*key)
             if self._context is not None and not self._facts:
                 self._note_indices(indices.first)
             self._compare_if_due()

@@ -146,7 +146,7 @@ class VirtualTrial : public dtrain::Trial {
   std::int64_t stop_at_ = 0;  // the batch in which the run is asked to stop; 0: none
   std::int64_t kill_at_ = 0;  // the batch in which the process of logical rank `killed_` dies; 0: none
   int killed_ = 0;
-  std::mt19937 unseeded_;     // of the process: its stream goes on from one logical rank to the next
+  std::mt19937 unseeded_;  // of the process: its stream goes on from one logical rank to the next
 };
 
 }  // namespace

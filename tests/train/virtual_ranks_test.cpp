@@ -166,8 +166,8 @@ TEST(GradientTree, GivesTheBitsOfTheTreeOnAnyNumberOfRanks) {
 
 struct MatricesImpl : torch::nn::Module {
   MatricesImpl() {
-    register_parameter("matrix", torch::zeros({60, 50}));
-    register_parameter("unused", torch::zeros({40, 45}));
+    register_parameter("matrix", torch::zeros({30, 24}));
+    register_parameter("unused", torch::zeros({20, 22}));
     register_parameter("bias", torch::zeros({77}));
     register_parameter("wide", torch::zeros({9}, torch::kDouble));
   }
@@ -240,7 +240,7 @@ void train_compressed(const comm::Compression& compression, int size, int ranks,
     FlatParameters parameters(model, run.services.communicator);
     const LogicalRanks own = rank::logical_ranks_of(me, ranks, size);
     AggregationWindow window(length, /*average=*/true);
-    const comm::FusionPlan plan = comm::plan_fusion(items_of(parameters), 8'000);
+    const comm::FusionPlan plan = comm::plan_fusion(items_of(parameters), 2'000);
     const auto gradients = make_logical_gradients({run.services, parameters, window, plan, own, /*settled_steps=*/4},
                                                   {.compression = compression, .seed = 3});
     for (int leaf = own.begin; leaf < own.end; ++leaf) {
@@ -313,7 +313,7 @@ TEST(CompressedGradients, HaveTheSameBitsOnAnyNumberOfRanks) {
     std::size_t entries = 0;
     for (const auto& [path, value] : alone.states.at(0)) entries += path.starts_with("compression/") ? 1 : 0;
     EXPECT_GE(entries, name == "bf16" ? 1U : 3U) << name;
-    for (const int ranks : {2, 3, 4, 6}) {
+    for (const int ranks : {3, 4, 6}) {
       Trained together;
       train_compressed(compression, 6, ranks, 1, 0, kSteps, together);
       expect_same(alone, together, name + " on " + std::to_string(ranks) + " ranks");
@@ -327,10 +327,10 @@ TEST(CompressedGradients, HaveTheSameBitsOnAnyNumberOfRanks) {
 }
 
 TEST(CompressedGradients, AddUpInWindowsOfSeveralRounds) {
-  for (const auto& [name, compression] : kCompressions) {
+  for (const char* const name : {"fp16", "powersgd"}) {
     Trained alone, together;
-    train_compressed(compression, 5, 1, 3, 0, kSteps, alone);
-    train_compressed(compression, 5, 3, 3, 0, kSteps, together);
+    train_compressed(kCompressions.at(name), 5, 1, 2, 0, kSteps, alone);
+    train_compressed(kCompressions.at(name), 5, 3, 2, 0, kSteps, together);
     expect_same(alone, together, name);
   }
 }
