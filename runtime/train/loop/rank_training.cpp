@@ -155,12 +155,9 @@ StepOptions step_options(const rank::RankSession& session, const TrialContext::W
   if (wrapped.keeps_memory_format && options.memory_format == config::MemoryFormat::kAuto)
     options.memory_format = config::MemoryFormat::kContiguous;
   options.ranks = session.logical();
-  // A prediction exchanges no gradients. The checkpoint's compressors are those of logical ranks.
-  if (experiment.virtual_ranks > 0 && !options.ranks.virtuals) options.strategy.compression = comm::NoCompression();
   if (options.ranks.virtuals) options.strategy.gradients = config::ShardedGradients::kOff;
-  // The order in memory may decide about the last bits, and what is faster depends on the number of ranks. Predictions
-  // have no virtual ranks, and read the same checkpoints.
-  if (experiment.virtual_ranks > 0 && options.memory_format == config::MemoryFormat::kAuto)
+  // The order in memory may decide about the last bits, and what is faster depends on the number of ranks.
+  if (options.ranks.virtuals && options.memory_format == config::MemoryFormat::kAuto)
     options.memory_format = config::MemoryFormat::kChannelsLast;
   options.values_follow = !session.resume_from().empty() && !session.evaluates() && !session.mock().any();
   options.alone = session.mock().alone();
