@@ -8,8 +8,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include "compression/bucket_compressor.h"
-#include "compression/logical_peers.h"
 #include "exchange/gradient_tree.h"
+#include "exchange/logical_peers.h"
 
 namespace dtrain::train {
 namespace {

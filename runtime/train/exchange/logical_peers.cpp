@@ -1,4 +1,4 @@
-#include "compression/logical_peers.h"
+#include "exchange/logical_peers.h"
 
 #include <cstring>
 #include <span>
