@@ -232,7 +232,8 @@ class Schedules(Runs):
             folder.mkdir()
             file = write_experiment(folder / "experiment.yaml", **content[name])
             said = []
-            for batch in [*sorted(dice.sample(range(2, BATCHES), dice.randint(2, 5))), 0]:
+            whole_batches = [batch for batch in range(2, BATCHES) if batch % 9]  # each logical rank has a part of these
+            for batch in [*sorted(dice.sample(whole_batches, dice.randint(2, 5))), 0]:
                 ranks, way = dice.randint(1, virtual), dice.choice(("stop_at", "kill_at")) if batch else "to the end"
                 settings = {"resources.slots_per_trial": ranks, "hyperparameters.stop_at": 0, "hyperparameters.kill_at": 0,
                             "hyperparameters.killed": dice.randrange(virtual), **({f"hyperparameters.{way}": batch} if batch else {})}
