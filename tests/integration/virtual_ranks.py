@@ -232,8 +232,11 @@ class Schedules(Runs):
             folder.mkdir()
             file = write_experiment(folder / "experiment.yaml", **content[name])
             said = []
-            whole_batches = [batch for batch in range(2, BATCHES) if batch % 9]  # each logical rank has a part of these
-            for batch in [*sorted(dice.sample(whole_batches, dice.randint(2, 5))), 0]:
+            # Each logical rank has a part of these. A window may put off a stop, which must not pass the next batch or the end.
+            whole_batches = [batch for batch in range(2, BATCHES - 5) if batch % 9]
+            drawn = sorted(dice.sample(whole_batches, dice.randint(2, 5)))
+            spread = [batch for batch, before in zip(drawn, [0, *drawn]) if batch - before > 3 or before == 0]
+            for batch in [*spread, 0]:
                 ranks, way = dice.randint(1, virtual), dice.choice(("stop_at", "kill_at")) if batch else "to the end"
                 settings = {"resources.slots_per_trial": ranks, "hyperparameters.stop_at": 0, "hyperparameters.kill_at": 0,
                             "hyperparameters.killed": dice.randrange(virtual), **({f"hyperparameters.{way}": batch} if batch else {})}
