@@ -152,7 +152,9 @@ class Bits(Runs):
         chains = {}
         for name, (virtual, hyperparameters, optimizations) in self.CASES.items():
             window = optimizations.get("aggregation_frequency", 1)
-            steps = sorted(dice.sample(range(6, BATCHES - 2), 6)) if LONG else [5, 11]
+            # A window may put off a stop, which must not pass the next one.
+            places = range(6, BATCHES - 5, 6)
+            steps = [step + dice.randint(0, 1) for step in sorted(dice.sample(places, min(6, len(places))))] if LONG else [5, 11]
             numbers = [2, *(dice.randint(1, virtual) for _ in steps[1:]), dice.randint(1, virtual)] if LONG else [2, 3, 1]
             pauses = [pause(step, window) for step in steps]
             start = sections(2, virtual, hyperparameters, pauses[0]["searcher.max_length.batches"], optimizations)
