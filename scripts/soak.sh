@@ -24,7 +24,7 @@ campaign "interrupted runs" env DTRAIN_RESUME_SEED="$SOAK_SEED" DTRAIN_RESUME_RO
 campaign "interrupted runs of Python" env DTRAIN_RESUME_SEED="$SOAK_SEED" .deps/peers/bin/python -B tests/python/resume.py \
   "$folder/bin" $(((SOAK_CASES + 19) / 20)) Resume.test_killed_runs_of_the_launcher_go_on
 campaign "virtual ranks" env DTRAIN_VIRTUAL_SEED="$SOAK_SEED" .deps/peers/bin/python -B tests/integration/virtual_ranks.py \
-  "$folder/bin" --long Bits
+  "$folder/bin" --long Bits Schedules
 campaign "virtual ranks in Python" .deps/peers/bin/python -B tests/python/logical_ranks.py "$folder/bin" --long Bits
 campaign "changes of the number of slots" .deps/peers/bin/python -B tests/integration/elastic.py "$folder/bin" --long
 campaign "loops of scripts, each killed" .deps/peers/bin/python -B tests/python/steps.py "$folder/bin" All

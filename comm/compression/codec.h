@@ -16,7 +16,7 @@ namespace dtrain::comm {
 // same pieces, so they lie at the same places on all ranks.
 class CodecMemory {
  public:
-  CodecMemory(Communicator& communicator, std::size_t bytes);
+  CodecMemory(CompressionPeers& peers, std::size_t bytes);
   template <class T>
   T* claim(std::size_t count) {
     return reinterpret_cast<T*>(claim_bytes(count * sizeof(T)));
@@ -56,12 +56,12 @@ std::vector<bool> float32_tensors(std::span<const GradientTensor> tensors);
 
 struct CodecContext {
   std::vector<GradientTensor> tensors;
-  Communicator& communicator;
+  CompressionPeers& peers;
   CompressionOptions options;
   CompressionStatistics statistics;
   std::unique_ptr<CodecMemory> memory;
 
-  std::size_t world() const { return static_cast<std::size_t>(communicator.world_size()); }
+  std::size_t world() const { return static_cast<std::size_t>(peers.world_size()); }
 };
 
 // The exchange of one bucket, stage by stage.
@@ -72,6 +72,8 @@ class Exchange {
   virtual Work next() = 0;
   // True if next() will issue no operation; next() may then run at any moment.
   virtual bool only_local() const = 0;
+  // True if next() will only write the result into the bucket.
+  virtual bool only_writes() const { return only_local(); }
 };
 
 class Codec {

@@ -13,8 +13,8 @@
 
 namespace dtrain::comm {
 
-CodecMemory::CodecMemory(Communicator& communicator, std::size_t bytes) {
-  if (bytes > 0) buffer_ = communicator.allocate(bytes);
+CodecMemory::CodecMemory(CompressionPeers& peers, std::size_t bytes) {
+  if (bytes > 0) buffer_ = peers.allocate(bytes);
 }
 
 std::byte* CodecMemory::claim_bytes(std::size_t bytes) {
@@ -69,20 +69,38 @@ std::vector<std::pair<std::string, std::span<float>>> Residuals::places() {
 
 namespace {
 
+// The ranks of a communicator.
+class AllRanks final : public CompressionPeers {
+ public:
+  explicit AllRanks(Communicator& communicator) : communicator_(communicator) {}
+  int rank() const override { return communicator_.rank(); }
+  int world_size() const override { return communicator_.world_size(); }
+  std::unique_ptr<Buffer> allocate(std::size_t bytes) override { return communicator_.allocate(bytes); }
+  Work all_reduce(void* data, std::size_t count, DataType type, const ReduceOptions& options) override {
+    return communicator_.all_reduce(data, count, type, options);
+  }
+  Work all_gather(const void* in, void* out, std::size_t count, DataType type, int bucket) override {
+    return communicator_.all_gather(in, out, count, type, bucket);
+  }
+
+ private:
+  Communicator& communicator_;
+};
+
 // An exchange without compression.
 class PlainExchange final : public Exchange {
  public:
-  PlainExchange(Communicator& communicator, const GradientBucket& bucket, double scale)
-      : communicator_(communicator), bucket_(bucket), scale_(scale) {}
+  PlainExchange(CompressionPeers& peers, const GradientBucket& bucket, double scale)
+      : peers_(peers), bucket_(bucket), scale_(scale) {}
   Work next() override {
     if (std::exchange(sent_, true)) return {};
-    return communicator_.all_reduce(bucket_.data, bucket_.count, bucket_.type,
-                                    {.post_scale = scale_, .bucket = bucket_.number});
+    return peers_.all_reduce(bucket_.data, bucket_.count, bucket_.type,
+                             {.post_scale = scale_, .bucket = bucket_.number});
   }
   bool only_local() const override { return sent_; }
 
  private:
-  Communicator& communicator_;
+  CompressionPeers& peers_;
   GradientBucket bucket_;
   double scale_;
   bool sent_ = false;
@@ -106,7 +124,7 @@ struct ExchangeFlow {
   SystemClock clock;
   std::int64_t steps = 0;
 
-  void advance_all();
+  void advance_all(bool writes);
 };
 
 class ExchangeWork final : public WorkState {
@@ -127,13 +145,17 @@ class ExchangeWork final : public WorkState {
     return done_;
   }
   void wait() override {
-    while (!done_) flow_.advance_all();
+    while (!done_) flow_.advance_all(/*writes=*/true);
   }
   // Waits for the operation under way, then runs the next stage.
-  void advance() {
+  void advance(bool writes) {
     if (done_) return;
     operation_.wait();
-    step();
+    if (!writes && exchange_->only_writes()) {
+      done_ = true;
+    } else {
+      step();
+    }
   }
   WorkTiming timing() const override { return timing_; }
   std::size_t bytes() const override { return bytes_; }
@@ -183,9 +205,9 @@ void ExchangeWork::step() {
   done_ = true;
 }
 
-void ExchangeFlow::advance_all() {
+void ExchangeFlow::advance_all(bool writes) {
   // The exchanges advance stage by stage, in the order in which they were begun, which is the same on every rank.
-  for (const auto& exchange : under_way) exchange->advance();
+  for (const auto& exchange : under_way) exchange->advance(writes);
   std::erase_if(under_way, [](const auto& exchange) { return exchange->done(); });
 }
 
@@ -198,17 +220,28 @@ CodecMaker codec_maker(const Compression& compression) {
 }
 
 struct GradientCompressor::Impl : ExchangeFlow {
-  Impl(const CompressionOptions& options, std::vector<GradientTensor> tensors, Communicator& communicator)
-      : ExchangeFlow{CodecContext{std::move(tensors), communicator, options, {}, nullptr}, nullptr, {}, {}, 0} {}
+  Impl(const CompressionOptions& options, std::vector<GradientTensor> tensors, CompressionPeers& peers)
+      : ExchangeFlow{CodecContext{std::move(tensors), peers, options, {}, nullptr}, nullptr, {}, {}, 0} {}
+  std::unique_ptr<CompressionPeers> own_peers;  // null: the caller's
 };
 
 GradientCompressor::GradientCompressor(const CompressionOptions& options, std::vector<GradientTensor> tensors,
-                                       Communicator& communicator) {
-  impl_ = std::make_unique<Impl>(options, std::move(tensors), communicator);
+                                       CompressionPeers& peers) {
+  impl_ = std::make_unique<Impl>(options, std::move(tensors), peers);
   std::unique_ptr<Codec> codec = options.codec.make ? options.codec.make(impl_->context) : nullptr;  // checks, too
-  if (communicator.world_size() > 1) impl_->codec = std::move(codec);
-  impl_->context.memory = std::make_unique<CodecMemory>(communicator, impl_->codec ? impl_->codec->staging_bytes() : 0);
+  if (peers.world_size() > 1) impl_->codec = std::move(codec);
+  impl_->context.memory = std::make_unique<CodecMemory>(peers, impl_->codec ? impl_->codec->staging_bytes() : 0);
 }
+
+GradientCompressor::GradientCompressor(const CompressionOptions& options, std::vector<GradientTensor> tensors,
+                                       std::unique_ptr<CompressionPeers> peers)
+    : GradientCompressor(options, std::move(tensors), *peers) {
+  impl_->own_peers = std::move(peers);
+}
+
+GradientCompressor::GradientCompressor(const CompressionOptions& options, std::vector<GradientTensor> tensors,
+                                       Communicator& communicator)
+    : GradientCompressor(options, std::move(tensors), std::make_unique<AllRanks>(communicator)) {}
 
 GradientCompressor::~GradientCompressor() = default;
 
@@ -225,10 +258,15 @@ Work GradientCompressor::exchange(const GradientBucket& bucket, double scale) {
   const bool compressing = this->compressing();
   if (compressing && bucket.type == DataType::kFloat32) exchange = impl.codec->begin(bucket, scale);
   const bool gathers = exchange && impl.context.options.codec.gathers;
-  if (!exchange) exchange = std::make_unique<PlainExchange>(impl.context.communicator, bucket, scale);
+  if (!exchange) exchange = std::make_unique<PlainExchange>(impl.context.peers, bucket, scale);
   auto work = std::make_shared<ExchangeWork>(impl, std::move(exchange), bucket, compressing, gathers);
   impl.under_way.push_back(work);
   return Work(work);
+}
+
+bool GradientCompressor::advance(bool writes) {
+  impl_->advance_all(writes);
+  return !impl_->under_way.empty();
 }
 
 void GradientCompressor::end_step() {

@@ -160,7 +160,8 @@ class DataSet:
     def __init__(self, context: Any, keys: Mapping[str, Any], folder: str, batch_size: int) -> None:
         """``context``: the native one."""
         ranks = range(*(context.logical_ranks or (context.rank, context.rank + 1)))
-        self._of_ranks = {rank: _Batches(_native.open_data_set(context, keys, folder, batch_size, rank)) for rank in ranks}
+        loaders = _native.open_data_set(context, keys, folder, batch_size)
+        self._of_ranks = {rank: _Batches(loader) for rank, loader in zip(ranks, loaders)}
         self.batch_size = batch_size
 
     def __len__(self) -> int:

@@ -138,6 +138,9 @@ class _Indices(data.Sampler):
                 seed_python(*of_rank)
                 draws_anew = False
             place += 1
+            if self._seeds_workers and not isinstance(mine, list) and source.is_logical:
+                raise ConfigError(f"the batch sampler {type(self._sampler).__name__} gives indices as a {type(mine).__name__}, with which "
+                                  "worker processes (num_workers) are not supported with reproducibility.virtual_ranks: give a list")
             yield SeedingIndices(mine, of_rank) if self._seeds_workers and isinstance(mine, list) else mine
 
     def drawn(self) -> Iterator[tuple[Any, bool]]:
@@ -248,8 +251,8 @@ class Draws:
             why = "dtrain.divided() and dtrain.divisible() are"
         elif not _is_by_index(loader):
             why = f"a loader that does not make its batches of a data set by lists of indices ({type(loader).__name__}) is"
-        elif loader.num_workers > 0:
-            why = "a DataLoader with worker processes (num_workers) is"
+        elif loader.num_workers > 0 and loader.worker_init_fn is not None:
+            why = "a DataLoader with a worker_init_fn, whose random numbers depend on the number of worker processes, is"
         if why is not None:
             raise ConfigError(f"{why} not supported yet with reproducibility.virtual_ranks: leave one of both out")
 
@@ -307,6 +310,8 @@ class Source:
         self._seed = seed
         self._number = 0  # of the epoch
         self._draws = draws
+        #: Whether the rank is a logical one: what it draws for a batch is the same with any number of worker processes.
+        self.is_logical = draws is not None
         self._passes = 0  # over the loader, that have begun
         #: Samples of a global batch that are too few.
         self.fewest = world_size if whole_batches and not self._is_own else 0
@@ -416,11 +421,16 @@ class Source:
             self._tell("the run goes on within an epoch, and the loader's worker_init_fn seeds its workers when they start: what they "
                        "draw in this epoch differs from a run without a break; without a worker_init_fn they are seeded for each batch")
         for number in itertools.count(skip):
-            if not has_workers:
-                seed_python(*self.key(True), self.number_of(number))
-            batch = next(batches, _END)
+            key = (*self.key(True), self.number_of(number))
+            if self.is_logical:
+                with drawn_alike(*key):  # as worker processes draw, so that their number does not matter
+                    batch = next(batches, _END)
+            else:
+                if not has_workers:
+                    seed_python(*key)
+                batch = next(batches, _END)
             if has_workers:  # they have read it; samplers may draw for later batches
-                seed_python(*self.key(True), self.number_of(number))
+                seed_python(*key)
             if self._context is not None and not self._facts:
                 self._note_indices(indices.first)
             self._compare_if_due()

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -30,7 +31,8 @@ namespace py = pybind11;
 // The settings of a loader that the keys of an experiment's `data` section do not have.
 struct LoaderPlace {
   std::int64_t batch_size = 1;  // samples of all ranks together; divisible by their number
-  int rank = 0;
+  int first_rank = 0;
+  int end_rank = 1;  // behind the last
   int world_size = 1;
   std::uint64_t seed = 0;
   std::chrono::nanoseconds timeout{0};  // 0: next() waits for ever
@@ -51,8 +53,9 @@ config::ModelData data_of(const Json& keys, const std::string& folder) {
   return config::read_data_section(section, folder);
 }
 
-Loader loader_of(const config::ModelData& data, const LoaderPlace& place, int ranks_of_host,
-                 const data::HostShare& share) {
+// Returns a loader of each rank of the place. They read one source, which is opened once.
+std::vector<Loader> loaders_of(const config::ModelData& data, const LoaderPlace& place, int ranks_of_host,
+                               const data::HostShare& share) {
   const bool divides = place.batch_size >= place.world_size && place.batch_size % place.world_size == 0;
   if (!place.predicts && !divides) {
     throw ConfigError("batch_size is " + std::to_string(place.batch_size) + ", which does not divide among " +
@@ -62,14 +65,14 @@ Loader loader_of(const config::ModelData& data, const LoaderPlace& place, int ra
   const config::LoaderKeys& keys = data.loader;
   data::LoaderOptions options;
   options.batch_size = place.predicts ? place.batch_size : place.batch_size / place.world_size;
-  options.rank = place.rank;
   options.world_size = place.world_size;
   options.shuffle = keys.shuffle;
   options.drop_last = keys.drop_last;
   options.seed = place.seed;
   options.workers = keys.workers;
   options.prefetch = keys.prefetch;
-  options.free_cores = static_cast<double>(host::allowed_cpus().size()) - at::get_num_threads();
+  options.free_cores =
+      (static_cast<double>(host::allowed_cpus().size()) - at::get_num_threads()) / (place.end_rank - place.first_rank);
   options.skip_damaged = keys.on_error == config::OnDamage::kSkip;
   options.max_skipped = keys.max_skipped;
   options.shuffle_window = keys.shuffle_window << 20;
@@ -77,8 +80,13 @@ Loader loader_of(const config::ModelData& data, const LoaderPlace& place, int ra
   options.ranks_of_host = ranks_of_host;
   if (place.predicts) options.take_all_in_order();
   if (keys.pin && at::globalContext().hasCUDA()) options.allocate = train::pinned_allocator();
-  return make_loader(
-      data::open_source(data.format, data.training, config::transforms_of(data.transforms.training), share), options);
+  const auto source =
+      data::open_source(data.format, data.training, config::transforms_of(data.transforms.training), share);
+  std::vector<Loader> loaders;
+  for (options.rank = place.first_rank; options.rank < place.end_rank; ++options.rank) {
+    loaders.push_back(make_loader(source, options));
+  }
+  return loaders;
 }
 
 // Opens a loader in a process without a run.
@@ -87,24 +95,27 @@ Loader open_loader(py::handle keys, const std::string& folder, std::int64_t batc
   const auto waits = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(timeout));
   const Json json = json_from(keys);
   const py::gil_scoped_release unlocked;
-  return loader_of(data_of(json, folder), {batch_size, rank, world_size, seed, waits}, world_size, data::no_sharing());
+  const LoaderPlace place{batch_size, rank, rank + 1, world_size, seed, waits};
+  return loaders_of(data_of(json, folder), place, world_size, data::no_sharing()).front();
 }
 
-// Opens the batches of a logical rank of this rank of a run; without virtual ranks it is this one. A host has data in
-// memory once. `batch_size`: of all ranks. Collective.
-Loader open_data_set(TrialContext& context, py::handle keys, const std::string& folder, std::int64_t batch_size,
-                     int rank) {
+// Opens the batches of the logical ranks of this rank of a run; without virtual ranks it is this one. A host has data
+// in memory once. `batch_size`: of all ranks. Collective.
+std::vector<Loader> open_data_set(TrialContext& context, py::handle keys, const std::string& folder,
+                                  std::int64_t batch_size) {
   const Json json = json_from(keys);
   const py::gil_scoped_release unlocked;
   const config::Experiment& experiment = context.session().experiment();
   // The timeout is a little shorter than that of the other ranks for this rank, so that the run ends with the cause.
+  const rank::LogicalRanks& ranks = context.session().logical();
   const LoaderPlace place{batch_size,
-                          rank,
-                          context.world_size(),
+                          ranks.begin,
+                          ranks.end,
+                          ranks.size,
                           experiment.experiment_seed,
                           experiment.communication_timeout * 9 / 10,
                           !context.session().predictions().empty()};
-  return loader_of(data_of(json, folder), place, context.session().world().local_size, context.host_share());
+  return loaders_of(data_of(json, folder), place, context.session().world().local_size, context.host_share());
 }
 
 }  // namespace

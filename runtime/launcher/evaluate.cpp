@@ -42,7 +42,8 @@ std::int64_t prediction_batch(const EvaluateRequest& request) {
   if (request.batch_size) return *request.batch_size;
   const config::Experiment experiment =
       config::read_experiment(request.experiment_file, request.overrides, request.contents);
-  return std::max<std::int64_t>(1, experiment.global_batch_size / std::max(1, experiment.resources.slots_per_trial));
+  const int parts = experiment.parts_of_batch(std::max(1, experiment.resources.slots_per_trial));
+  return std::max<std::int64_t>(1, experiment.global_batch_size / parts);
 }
 
 std::vector<std::string> launch_command(const EvaluateRequest& request) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
+#include <utility>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -63,11 +64,19 @@ void read_identity(RankIdentity& identity) {
 // ranks. So it needs no virtual ranks.
 void take_whole_batches(const RankOptions& options, Assignment& assignment) {
   config::Experiment& experiment = assignment.experiment;
-  const std::int64_t slots = std::max(1, experiment.resources.slots_per_trial);
+  const std::int64_t parts = experiment.parts_of_batch(std::max(1, experiment.resources.slots_per_trial));
   const std::int64_t size = options.prediction_batch > 0
                                 ? options.prediction_batch
-                                : std::max<std::int64_t>(1, experiment.global_batch_size / slots);
-  experiment.virtual_ranks = 0;
+                                : std::max<std::int64_t>(1, experiment.global_batch_size / parts);
+  if (std::exchange(experiment.virtual_ranks, 0) > 0) {
+    // Virtual ranks do not measure which memory format is faster, so the checkpoint says nothing of it. Its compressors
+    // are those of virtual ranks.
+    config::Optimizations& optimizations = experiment.optimizations;
+    if (optimizations.memory_format == config::MemoryFormat::kAuto) {
+      optimizations.memory_format = config::MemoryFormat::kChannelsLast;
+    }
+    optimizations.gradient_compression = comm::NoCompression();
+  }
   experiment.global_batch_size = size;
   experiment.hyperparameters["global_batch_size"] = size;
   assignment.split = {.per_slot = size, .effective = size};

@@ -39,7 +39,9 @@ COSTS = {"virtual_cost": ("two_of_two", "two"), "virtual_half_cost": ("two_of_fo
 # Of each model: the global batch, the steps of a turn, the hyperparameters.
 MODELS = {"cnn": (64, 6, {}), "mlp": (64, 6, {"width": 1024, "depth": 6}),
           "gpt": (4, 5, {"tokens": 2048, "length": 128, "layers": 4, "heads": 4, "width": 256})}
-WARM_UP_STEPS = {False: 45, True: 6}  # a run as it comes has compared its ways to compute by then; with virtual ranks there is one way
+# By then a run has compared its ways to compute: as it comes several, with virtual ranks on several processes replicated and sharded
+# updates, on one process none.
+WARM_UP_STEPS = {"plain": 45, "virtual": 25, "one": 6}
 PATIENCE = 180  # seconds for an answer
 
 
@@ -48,7 +50,7 @@ class Steps:
 
     def __init__(self, build, folder, name, model):
         self.ranks, virtual = RUNS[name]
-        self.warm_up_steps = WARM_UP_STEPS[virtual > 0]
+        self.warm_up_steps = WARM_UP_STEPS["plain" if not virtual else "virtual" if self.ranks > 1 else "one"]
         batch, self.steps, hyperparameters = MODELS[model]
         self.folder, self.log = folder / name, folder / f"{name}.log"
         self.folder.mkdir()

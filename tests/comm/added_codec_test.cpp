@@ -50,7 +50,7 @@ class EveryNthExchange final : public Exchange {
     sent_ = context_.memory->claim<float>(count);
     float* next = sent_;
     each([&](float& value) { *next++ = value; });
-    return context_.communicator.all_reduce(sent_, count, comm::DataType::kFloat32, {.post_scale = scale_});
+    return context_.peers.all_reduce(sent_, count, comm::DataType::kFloat32, {.post_scale = scale_});
   }
   bool only_local() const override { return sent_ != nullptr; }
 

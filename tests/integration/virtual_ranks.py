@@ -1,14 +1,14 @@
 """Virtual ranks: any number of ranks gives the same bits.
 
-    virtual_ranks.py BIN_FOLDER [--long] [Bits|Files|Hosts|Mistakes[.test]]
+    virtual_ranks.py BIN_FOLDER [--long] [Bits|Schedules|Files|Hosts|Mistakes[.test]]
 
 Bits: the same training of 4 and of 6 logical ranks on 1, 2, 3, 4 (and 6) ranks; compared are SHA-256 of the final weights,
 of the shared files of the last checkpoint, of the state of each logical rank there, and the metrics. Runs that are
 interrupted inside an epoch and inside a window go on with another number of ranks; other runs exchange over TCP and MPI. Hosts:
 the same over two hosts, in the bed of tests/harness/two_hosts.sh. Files: a `model:` experiment, on any number of ranks and
 against plain PyTorch. Mistakes: what a trial can do wrong is caught, and what is not supported is refused at its line. --long:
-200 batches, all numbers of ranks up to 8, all optimizers, and chains of continuations with random numbers of ranks
-(DTRAIN_VIRTUAL_SEED seeds them).
+200 batches (DTRAIN_VIRTUAL_BATCHES), all numbers of ranks up to 8, all optimizers, and chains of continuations with random numbers of
+ranks (DTRAIN_VIRTUAL_SEED seeds them); Schedules: runs that grow, shrink, stop and are killed in mid-epoch, at random.
 """
 import hashlib
 import json
@@ -35,7 +35,8 @@ CNN = {"model": "cnn", "optimizer": SGD, "ragged": True}
 MLP = {"model": "mlp", "optimizer": ADAMW, "ragged": True}
 LAMB = {"kind": "lamb", "lr": 3e-3}
 MUON = {"kind": "muon", "lr": 3e-3, "adamw_lr": 3e-3}
-BATCHES = 200 if LONG else 14
+POWERSGD = {"kind": "powersgd", "rank": 2, "warmup_steps": 2}
+BATCHES = int(os.environ.get("DTRAIN_VIRTUAL_BATCHES", "200")) if LONG else 14
 
 
 def sections(ranks, virtual, hyperparameters, batches=BATCHES, optimizations=None, reproducibility=None, **more):
@@ -128,12 +129,16 @@ def pause(batch, window):
 
 class Bits(Runs):
     CASES = {"cnn": (4, CNN, {}), "mlp": (6, {**MLP, "clip": 0.3}, {"aggregation_frequency": 2}),
-             "bf16": (5, {**CNN, "optimizer": LAMB, "global_batch_size": 25}, {"mixed_precision": "bf16", "ema": 0.9})}
+             "bf16": (5, {**CNN, "optimizer": LAMB, "global_batch_size": 25}, {"mixed_precision": "bf16", "ema": 0.9}),
+             "powersgd": (6, {**MLP, "clip": 0.3}, {"gradient_compression": POWERSGD, "aggregation_frequency": 2})}
     if LONG:
         CASES = {**CASES, "cnn-adamw": (8, {**CNN, "optimizer": ADAMW, "clip": 1.0}, {}),
                  "cnn-windows": (6, CNN, {"aggregation_frequency": 3, "average_aggregated_gradients": False}),
                  "mlp-sgd": (5, {**MLP, "optimizer": SGD, "global_batch_size": 30}, {}), "mlp-8": (8, MLP, {"aggregation_frequency": 4}),
-                 "muon": (7, {**MLP, "optimizer": MUON, "global_batch_size": 28}, {"mixed_precision": "bf16"})}
+                 "muon": (7, {**MLP, "optimizer": MUON, "global_batch_size": 28}, {"mixed_precision": "bf16"}),
+                 **{f"cnn-{codec}": (8, CNN, {"gradient_compression": codec}) for codec in ("fp16", "bf16", "int8")},
+                 "mlp-topk": (6, MLP, {"gradient_compression": {"kind": "topk", "ratio": 0.1}, "aggregation_frequency": 3}),
+                 "mlp-powersgd": (8, MLP, {"gradient_compression": POWERSGD})}
 
     def numbers(self, virtual):
         return range(1, virtual + 1) if LONG else (1, 2, 3, 4)
@@ -147,7 +152,9 @@ class Bits(Runs):
         chains = {}
         for name, (virtual, hyperparameters, optimizations) in self.CASES.items():
             window = optimizations.get("aggregation_frequency", 1)
-            steps = sorted(dice.sample(range(6, BATCHES - 2), 6)) if LONG else [5, 11]
+            # A window may put off a stop, which must not pass the next one.
+            places = range(6, BATCHES - 5, 6)
+            steps = [step + dice.randint(0, 1) for step in sorted(dice.sample(places, min(6, len(places))))] if LONG else [5, 11]
             numbers = [2, *(dice.randint(1, virtual) for _ in steps[1:]), dice.randint(1, virtual)] if LONG else [2, 3, 1]
             pauses = [pause(step, window) for step in steps]
             start = sections(2, virtual, hyperparameters, pauses[0]["searcher.max_length.batches"], optimizations)
@@ -165,7 +172,16 @@ class Bits(Runs):
             for other in [*(f"{name}-{ranks}" for ranks in self.numbers(virtual)), f"{name}-chain"]:
                 self.assertEqual(differences(whole, left(self.work.path / other / "run")), [], other)
             print(f"{name}: {virtual} logical ranks on {[*self.numbers(virtual)]} ranks and in a chain: weights {whole['weights']}")
+        self.predict_alike([(self.work.path / f"cnn-{ranks}" / "run", slots) for ranks, slots in ((1, 1), (1, 4), (3, 3))])
 
+    def predict_alike(self, cases):
+        """The batch norms' statistics are those of logical rank 0."""
+        rows = set()
+        for folder, slots in cases:
+            out = folder.parent / f"rows-{slots}.npy"
+            run([BUILD.program("dtrain"), "predict", str(folder), "--slots", str(slots), "--out", str(out)], folder).expect(0)
+            rows.add(digest(out.read_bytes()))
+        self.assertEqual(len(rows), 1, cases)
 
     def test_are_the_same_with_each_optimizer_and_over_each_transport(self):
         kinds = {"muon": MUON, "lamb": LAMB}
@@ -194,6 +210,61 @@ class Bits(Runs):
              "--run-dir", str(folder / "run")], folder / "run").expect(0)
         self.assertEqual(json.loads((folder / "run" / "plan.json").read_text())["communication"]["backend"], "mpi")
         self.assertEqual(differences(whole, left(folder / "run")), [], "over MPI")
+
+
+@unittest.skipIf(not LONG, "only with --long")
+class Schedules(Runs):
+    CASES = {"cnn": (8, {**CNN, "clip": 1.0}, {"ema": 0.9}), "windows": (6, MLP, {"aggregation_frequency": 3}),
+             "powersgd": (6, MLP, {"gradient_compression": POWERSGD}),
+             "int8": (8, CNN, {"gradient_compression": "int8", "aggregation_frequency": 2})}
+
+    def test_of_random_numbers_of_ranks_stops_and_kills_leave_the_bits(self):
+        first = int(os.environ.get("DTRAIN_VIRTUAL_SEED", "1"))
+        content = {name: sections(1, virtual, {**hyperparameters, "stop_at": 0, "kill_at": 0, "killed": 0}, optimizations=optimizations,
+                                  min_checkpoint_period={"batches": 4})
+                   for name, (virtual, hyperparameters, optimizations) in self.CASES.items()}
+        for name, result in self.train({name: (1, one) for name, one in content.items()}).items():
+            result.expect(0)
+        whole = {name: left(self.work.path / name / "run") for name in self.CASES}
+        for seed in range(first, first + 20):
+            dice = random.Random(seed)
+            name = dice.choice([*self.CASES])
+            virtual = self.CASES[name][0]
+            folder = self.work.path / f"schedule-{seed}"
+            folder.mkdir()
+            file = write_experiment(folder / "experiment.yaml", **content[name])
+            said = []
+            # Each logical rank has a part of these. A window may put off a stop, which must not pass the next batch or the end.
+            whole_batches = [batch for batch in range(2, BATCHES - 5) if batch % 9]
+            drawn = sorted(dice.sample(whole_batches, dice.randint(2, 5)))
+            spread = [batch for batch, before in zip(drawn, [0, *drawn]) if batch - before > 3 or before == 0]
+            for batch in [*spread, 0]:
+                ranks, way = dice.randint(1, virtual), dice.choice(("stop_at", "kill_at")) if batch else "to the end"
+                settings = {"resources.slots_per_trial": ranks, "hyperparameters.stop_at": 0, "hyperparameters.kill_at": 0,
+                            "hyperparameters.killed": dice.randrange(virtual), **({f"hyperparameters.{way}": batch} if batch else {})}
+                # A run that dies before its first checkpoint has nothing to go on from: it begins anew.
+                begins = not [*(folder / "run" / "checkpoints").glob("step-*")]
+                if begins:
+                    shutil.rmtree(folder / "run", ignore_errors=True)
+                start = [str(file), "--run-dir", str(folder / "run")] if begins else ["--continue", str(folder / "run")]
+                words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+                self.go(folder, f"{seed}-{batch}", ranks, start + words, dies=way == "kill_at")
+                said.append(f"{ranks} ranks {way.removesuffix('_at')} {batch or ''}".strip())
+            self.assertEqual(differences(whole[name], left(folder / "run")), [], f"{name}, seed {seed}: {said}")
+            print(f"{name}, seed {seed}: {', '.join(said)}")
+            shutil.rmtree(folder)
+
+    def go(self, folder, name, ranks, arguments, dies):
+        plan = [{"arguments": arguments, "environment": {"MASTER_PORT": str(many_runs.free_ports(1)[0])}}]
+        try:
+            lines = many_runs.run_plans(BUILD, "virtual_trial", folder, name, [plan] * ranks)
+        except AssertionError as error:
+            if not dies or "-9" not in str(error).split("\n")[0]:
+                raise
+            return
+        self.assertFalse(dies, f"{name}: nothing was killed")
+        result = many_runs.result_of(folder / "run", [of_rank[0] for of_rank in lines])
+        self.assertIn(result.code, (0, 75), result.output)
 
 
 @unittest.skipIf(not HOSTS, "there are no two hosts: two_hosts.sh with unshaped PYTHON virtual_ranks.py BIN_FOLDER Hosts")
@@ -293,7 +364,7 @@ class Mistakes(Runs):
             self.assertIn("initial_weights", result.output)
 
     def test_unsupported_keys_are_refused_at_their_lines(self):
-        refused = {"optimizations.gradient_compression": "int8", "optimizations.sharded_gradients": True,
+        refused = {"optimizations.sharded_gradients": True,
                    "optimizations.local_sgd": {"inner_steps": 2}, "optimizations.mixed_precision": "fp16",
                    "optimizations.auto_tune_tensor_fusion": True, "optimizations.tensor_fusion_threshold": 1,
                    "optimizations.average_training_metrics": False, "resources.slot_type": "cuda",

@@ -121,6 +121,8 @@ class VirtualTrial : public dtrain::Trial {
     context.wrap_optimizer(dtrain::test::make_optimizer(context.hyperparameter<dtrain::Json>("optimizer")));
     if (const double norm = context.hyperparameter<double>("clip", 0.0); norm > 0) context.clip_gradient_norm(norm);
     stop_at_ = context.hyperparameter<std::int64_t>("stop_at", 0);
+    kill_at_ = context.hyperparameter<std::int64_t>("kill_at", 0);
+    killed_ = context.hyperparameter<int>("killed", 0);
     ragged_ = context.hyperparameter<bool>("ragged", false);
     fault_ = context.hyperparameter<std::string>("fault", "");
     // In these batches rank 0 waits for the file FOLDER/BATCH.
@@ -143,8 +145,9 @@ class VirtualTrial : public dtrain::Trial {
   }
 
   dtrain::Metrics train_batch(const dtrain::Batch& batch) override {
-    if (context_.around_the_loop().batch == stop_at_ && context_.rank() == 0) std::raise(SIGTERM);
     const std::int64_t number = context_.around_the_loop().batch;
+    if (number == stop_at_ && context_.rank() == 0) std::raise(SIGTERM);
+    if (number == kill_at_ && context_.rank() == killed_) std::raise(SIGKILL);
     const bool holds = context_.rank() == 0 && std::ranges::find(holds_, number) != holds_.end();
     while (holds && !std::filesystem::exists(std::filesystem::path(folder_) / std::to_string(number))) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -174,6 +177,8 @@ class VirtualTrial : public dtrain::Trial {
             {"accuracy", scores.argmax(1).eq(batch["label"]).to(torch::kFloat).mean()}};
   }
 
+  torch::Tensor predict_batch(const dtrain::Batch& batch) override { return forward_(batch["features"]); }
+
   dtrain::TrialState save_state() override {
     dtrain::TrialState state;
     if (fault_ == "state") state.values["counted"] = 1;
@@ -193,7 +198,9 @@ class VirtualTrial : public dtrain::Trial {
   std::optional<SampleLog> samples_;
   bool ragged_ = false;
   std::int64_t stop_at_ = 0;  // the batch in which the run is asked to stop; 0: none
-  std::mt19937 unseeded_;     // of the process: its stream goes on from one logical rank to the next
+  std::int64_t kill_at_ = 0;  // the batch in which the process of logical rank `killed_` dies; 0: none
+  int killed_ = 0;
+  std::mt19937 unseeded_;  // of the process: its stream goes on from one logical rank to the next
 };
 
 }  // namespace

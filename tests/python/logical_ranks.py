@@ -3,7 +3,8 @@
     logical_ranks.py BIN_FOLDER [--long] [Bits|Mistakes[.test]]
 
 Compared is what tests/integration/virtual_ranks.py compares. Random numbers of torch, numpy and random are drawn for each sample,
-each batch and each order of samples. --long: all numbers of ranks, and a loader of dtrain's own.
+each batch and each order of samples, in the process or in worker processes, whose number does not matter. --long: all numbers of
+ranks, and a loader of dtrain's own.
 """
 from pathlib import Path
 
@@ -62,12 +63,20 @@ class Bits(Runs):
             stopped = self.train(f"{kind}-stopped", 2, kind, stop_at=STOP, code=75)
             self.go_on(stopped, 1)
             self.assertEqual(differences(whole, left(stopped.run_dir)), [], f"{kind} from 2 ranks to 1")
+            if kind == "lazy":
+                self.compare_with_workers(whole)
+
+    def compare_with_workers(self, whole):
+        self.assertEqual(differences(whole, left(self.train("two-3", 3, "two").run_dir)), [], "with two workers on 3 ranks")
+        stopped = self.train("one-stopped", 2, "one", stop_at=STOP, code=75)
+        self.go_on(stopped, 1)
+        self.assertEqual(differences(whole, left(stopped.run_dir)), [], "with one worker from 2 ranks to 1")
 
 
 class Mistakes(Runs):
     def test_are_refused_by_name(self):
         refused = {"hooks": "an optimizer has hooks", "callback": "callbacks are not supported yet",
-                   "workers": r"worker processes \(num_workers\)", "divided": r"dtrain\.divided\(\)", "list": r"lists of indices \(list\)",
+                   "worker_init": "worker_init_fn", "tuples": "gives indices as a tuple", "divided": r"dtrain\.divided\(\)", "list": r"lists of indices \(list\)",
                    "state": r"save_state\(\)"}
         for fault, text in refused.items():
             result = self.train(fault, 2, fault=fault, code=None)

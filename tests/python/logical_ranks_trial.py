@@ -61,6 +61,7 @@ class Logical(dtrain.Trial):
         self.kind = context.hyperparameters["kind"]
         self.stop_at = context.hyperparameters["stop_at"]
         self.fault = context.hyperparameters["fault"]
+        self.workers = {"one": 1, "two": 2}.get(self.kind, 0)
         self.batches = 0
         layers = [nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), Centered(), nn.Flatten(), nn.Dropout(0.2)]
         self.model = context.wrap_model(nn.Sequential(*layers, nn.Linear(4 * SIDE * SIDE, 5)))
@@ -77,16 +78,18 @@ class Logical(dtrain.Trial):
                                       batch_size=self.context.global_batch_size, workers=1, drop_last=False)
         data = Pictures(SAMPLES, 1)
         size = self.context.global_batch_size
-        if self.fault == "workers":
-            return DataLoader(data, size, num_workers=1)
+        if self.fault == "worker_init":
+            return DataLoader(data, size, num_workers=1, worker_init_fn=print)
+        if self.fault == "tuples":
+            return DataLoader(data, batch_sampler=[tuple(range(16))] * 3, num_workers=1)
         if self.fault == "divided":
             return dtrain.divided(DataLoader(data, size))
         if self.fault == "list":
             return [next(iter(DataLoader(data, size)))]
-        return DataLoader(data, size, sampler=Lazy(SAMPLES))
+        return DataLoader(data, size, sampler=Lazy(SAMPLES), num_workers=self.workers)
 
     def validation_loader(self):
-        return DataLoader(Pictures(VALIDATED, 2), 15)
+        return DataLoader(Pictures(VALIDATED, 2), 15, num_workers=self.workers)
 
     def forward(self, batch):
         pictures, classes = (batch["features"], batch["target"]) if isinstance(batch, dict) else batch

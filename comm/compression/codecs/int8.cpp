@@ -34,7 +34,7 @@ class Int8Exchange final : public Exchange {
  private:
   Work encode() {
     gathered_ = context_.memory->claim<std::byte>(bytes_ * context_.world());
-    std::byte* const own = gathered_ + bytes_ * static_cast<std::size_t>(context_.communicator.rank());
+    std::byte* const own = gathered_ + bytes_ * static_cast<std::size_t>(context_.peers.rank());
     auto* scales = reinterpret_cast<float*>(own);
     auto* codes = reinterpret_cast<std::int8_t*>(own + blocks_ * sizeof(float));
     const auto unit = static_cast<float>(scale_ * static_cast<double>(context_.world()));
@@ -45,7 +45,7 @@ class Int8Exchange final : public Exchange {
       scales += blocks_of(tensor.elements);
       codes += tensor.elements;
     }
-    return context_.communicator.all_gather(own, gathered_, bytes_, DataType::kUint8, bucket_.number);
+    return context_.peers.all_gather(own, gathered_, bytes_, DataType::kUint8, bucket_.number);
   }
 
   Work decode() {

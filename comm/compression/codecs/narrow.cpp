@@ -68,8 +68,8 @@ class NarrowExchange final : public Exchange {
     const std::size_t cut =
         small_ ? narrow_float16() : kernels::narrow_bfloat16(data, narrow_, bucket_.count, scale_, limit_);
     context_.statistics.saturated += static_cast<std::int64_t>(cut);
-    return context_.communicator.all_reduce(narrow_, bucket_.count, small_ ? DataType::kFloat16 : DataType::kBfloat16,
-                                            {.bucket = bucket_.number});
+    return context_.peers.all_reduce(narrow_, bucket_.count, small_ ? DataType::kFloat16 : DataType::kBfloat16,
+                                     {.bucket = bucket_.number});
   }
   bool only_local() const override { return narrow_ != nullptr; }
 

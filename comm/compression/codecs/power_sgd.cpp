@@ -130,6 +130,7 @@ class PowerSgdExchange final : public Exchange {
     }
   }
   bool only_local() const override { return stage_ == 2; }
+  bool only_writes() const override { return false; }  // rebuild() makes the error feedback
 
  private:
   Work send_p() {
@@ -202,8 +203,7 @@ class PowerSgdExchange final : public Exchange {
   }
 
   Work sum(float* data, std::size_t count, double scale) {
-    return context_.communicator.all_reduce(data, count, DataType::kFloat32,
-                                            {.post_scale = scale, .bucket = bucket_.number});
+    return context_.peers.all_reduce(data, count, DataType::kFloat32, {.post_scale = scale, .bucket = bucket_.number});
   }
 
   CodecContext& context_;

@@ -123,7 +123,7 @@ class TopKCodec final : public Codec {
 Work TopKExchange::encode() {
   for (const std::size_t t : bucket_.tensors) pairs_ += codec_.sent_of(t);
   gathered_ = context_.memory->claim<Pair>(pairs_ * context_.world());
-  Pair* const own = gathered_ + pairs_ * static_cast<std::size_t>(context_.communicator.rank());
+  Pair* const own = gathered_ + pairs_ * static_cast<std::size_t>(context_.peers.rank());
   const auto unit = static_cast<float>(scale_ * static_cast<double>(context_.world()));
   Pair* next = own;
   for (const std::size_t t : bucket_.tensors) {
@@ -145,7 +145,7 @@ Work TopKExchange::encode() {
     }
     next += k;
   }
-  return context_.communicator.all_gather(own, gathered_, pairs_ * sizeof(Pair), DataType::kUint8, bucket_.number);
+  return context_.peers.all_gather(own, gathered_, pairs_ * sizeof(Pair), DataType::kUint8, bucket_.number);
 }
 
 Work TopKExchange::decode() {

@@ -1,7 +1,6 @@
 // What reproducibility.virtual_ranks needs, and what it does not go together with.
 #include <algorithm>
 #include <string>
-#include <variant>
 
 #include "document/section.h"
 #include "dtrain/config/experiment.h"
@@ -40,7 +39,6 @@ std::vector<Refusal> refusals_with_virtual_ranks(const Experiment& experiment) {
          "is cuda, and reproducibility.virtual_ranks does not support GPUs yet; use cpu");
   refuse(experiment.resources.slots_per_trial == 0, "resources.slots_per_trial",
          "must be a number with reproducibility.virtual_ranks, not 'auto'");
-  refuse(!std::holds_alternative<comm::NoCompression>(o.gradient_compression), "optimizations.gradient_compression");
   refuse(
       o.sharded_gradients == ShardedGradients::kOn, "optimizations.sharded_gradients",
       "must be auto or false with reproducibility.virtual_ranks, whose processes need the gradients of all parameters");
@@ -86,7 +84,6 @@ Json what_virtual_ranks_support() {
   const Json supported = allows({{"resources.slot_type", {{"not", {{"const", "cuda"}}}}},
                                  {"resources.slots_per_trial", {{"type", "integer"}}},
                                  {"optimizations.sharded_gradients", not_true},
-                                 {"optimizations.gradient_compression", {{"enum", {false, "false", nullptr}}}},
                                  {"optimizations.tensor_fusion_threshold", false},
                                  {"optimizations.tensor_fusion_cycle_time", false},
                                  {"optimizations.local_sgd", {{"type", "null"}}},

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <utility>
+#include <variant>
 
 #include "dtrain/analysis/findings.h"
 #include "dtrain/base/error.h"
@@ -71,10 +72,13 @@ std::string batch_text(const PlacedLaunch& placed) {
 std::string virtual_ranks_text(const PlacedLaunch& placed) {
   const int ranks = placed.experiment.virtual_ranks, slots = placed.world_size();
   const rank::TreeCost cost = rank::tree_cost(ranks, slots);
-  return count_of(ranks, "virtual rank") + " on " + count_of(slots, "slot") + ", " +
-         count_of(placed.experiment.virtual_rank_threads, "thread") + " each; a slot computes up to " +
-         std::to_string(cost.most_ranks) + " one after the other, keeps up to " +
-         count_of(cost.most_kept, "partial sum") + " beside its gradients, and receives " +
+  const std::string text = count_of(ranks, "virtual rank") + " on " + count_of(slots, "slot") + ", " +
+                           count_of(placed.experiment.virtual_rank_threads, "thread") +
+                           " each; a slot computes up to " + std::to_string(cost.most_ranks) + " one after the other";
+  if (!std::holds_alternative<comm::NoCompression>(placed.experiment.optimizations.gradient_compression)) {
+    return text + ", and keeps for each of them what gradient_compression leaves out";
+  }
+  return text + ", keeps up to " + count_of(cost.most_kept, "partial sum") + " beside its gradients, and receives " +
          std::to_string(cost.received) + " times their size in a batch";
 }
 

@@ -39,7 +39,8 @@ constexpr std::array kMayBegin{std::string_view("step/mode/"),
                                std::string_view("plateau/"),
                                std::string_view("callbacks/"),
                                std::string_view("step/window/weight"),
-                               std::string_view("validation/next_best")};
+                               std::string_view("validation/next_best"),
+                               std::string_view("logical/compression/")};
 // State that checkpoints of earlier versions lack, or of runs that do not need it; the part that restores it handles
 // its absence.
 constexpr std::array kMayLack{std::string_view("data/position"), std::string_view("beside/awaited")};
@@ -182,13 +183,20 @@ class StateReader::Restorer final : public StateVisitor {
     return std::string(safetensors_name(tensor.scalar_type())) + " [" + shape + "]";
   }
   void lacks(const std::string& path) {
-    const auto begins = [&](std::string_view part) { return path.starts_with(part); };
     if (std::ranges::find(kMayLack, path) != kMayLack.end()) return;
+    const std::string of_any = without_number(path);
+    const auto begins = [&](std::string_view part) { return of_any.starts_with(part); };
     if (std::any_of(kMayBegin.begin(), kMayBegin.end(), begins)) return reader_.missing_.push_back(path);
     problems.push_back("it has no '" + path + "'");
   }
   void wrong(const std::string& path, const std::string& there, const std::string& wanted) {
     problems.push_back("'" + path + "' is " + there + ", and not " + wanted);
+  }
+  // Leaves out the number of a logical rank.
+  static std::string without_number(std::string path) {
+    if (!path.starts_with(state_path::kLogical)) return path;
+    const std::size_t number = state_path::kLogical.size();
+    return path.erase(number, path.find('/', number) + 1 - number);
   }
   static std::string name_behind(const std::string& path, std::string_view part) { return path.substr(part.size()); }
 

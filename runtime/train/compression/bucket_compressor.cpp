@@ -28,6 +28,7 @@ std::int64_t rows_of(const at::Tensor& tensor) {
   return rows;
 }
 
+constexpr int kComparedSteps = 3;
 constexpr std::size_t kFewest = 2;  // fewest steps of a kind for a comparison
 
 std::string duration(double seconds) {
@@ -54,12 +55,7 @@ class HostCompressor final : public BucketCompressor {
     return compressor_.options().codec.gathers && compressor_.compressing() ? "all_gather" : "all_reduce";
   }
   comm::Work exchange(const comm::FusionPlan& plan, std::size_t index, double scale) override {
-    const auto& bucket = plan.buckets[index];
-    const at::Tensor& flat = flats_[bucket.group];
-    const comm::GradientBucket gradients{bucket.items, FlatMemory::address(flat, bucket.begin),
-                                         static_cast<std::size_t>(bucket.end - bucket.begin),
-                                         comm_type(flat.scalar_type()), static_cast<int>(index)};
-    works_.push_back(compressor_.exchange(gradients, scale));
+    works_.push_back(compressor_.exchange(gradient_bucket(plan, index, flats_), scale));
     return works_.back();
   }
   void not_applied(std::size_t parameter) override { compressor_.not_applied(parameter); }
@@ -92,6 +88,13 @@ class HostCompressor final : public BucketCompressor {
 
 }  // namespace
 
+CompressorOptions for_gradients(const comm::Compression& compression, std::uint64_t seed, std::int64_t settled_steps,
+                                bool undoes_steps) {
+  return {
+      compression, seed, kComparedSteps, settled_steps, "gradient compression", "optimizations.gradient_compression",
+      undoes_steps};
+}
+
 comm::CompressionOptions compression_options(const CompressorOptions& wanted) {
   comm::CompressionOptions options;
   options.codec = comm::codec_maker(wanted.compression);
@@ -116,6 +119,14 @@ std::vector<comm::GradientTensor> gradient_tensors(const FlatParameters& paramet
                        elements / std::max<std::size_t>(1, rows), comm_type(flat.scalar_type())});
   }
   return tensors;
+}
+
+comm::GradientBucket gradient_bucket(const comm::FusionPlan& plan, std::size_t index,
+                                     std::span<const at::Tensor> flats) {
+  const auto& bucket = plan.buckets[index];
+  const at::Tensor& flat = flats[bucket.group];
+  return {bucket.items, FlatMemory::address(flat, bucket.begin), static_cast<std::size_t>(bucket.end - bucket.begin),
+          comm_type(flat.scalar_type()), static_cast<int>(index)};
 }
 
 void CompressionReport::add(bool compressed, Nanoseconds exposed) {
@@ -171,6 +182,7 @@ std::string CompressionReport::sentence(const Json& account, bool& loses) const 
   loses = false;
   if (steps == 0) return fmt::format("{}: no step was compressed", name_);
   const auto kind = account["kind"].get<std::string>();
+  if (before == 0) return fmt::format("{} ({}): there is one rank, which sent nothing", name_, kind);
   std::string text = fmt::format("{} ({}): each rank sent {} instead of {} ({:.1f}x less)", name_, kind,
                                  format_bytes(after), format_bytes(before), after > 0 ? before / after : 0);
   if (const double plain = account["plain_bytes"]; plain > 0) {

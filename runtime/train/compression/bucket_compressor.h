@@ -63,6 +63,9 @@ struct CompressorOptions {
   std::string key;                 // of the experiment file
   bool undoes_steps = false;
 };
+// Those of optimizations.gradient_compression. `settled_steps`: the plan is final after this many steps.
+CompressorOptions for_gradients(const comm::Compression& compression, std::uint64_t seed, std::int64_t settled_steps,
+                                bool undoes_steps = false);
 
 // `flats`: the exchanged values of each group, laid out like the parameters and on their device. `communicator`: the
 // device's. All outlive the compressor. ConfigError if the device does not have the compression.
@@ -78,6 +81,10 @@ comm::CompressionOptions compression_options(const CompressorOptions& options);
 // Returns every parameter as a matrix: the dimension with the largest stride in memory, by the rest. `flats`: the
 // exchanged values of each group, laid out like the parameters.
 std::vector<comm::GradientTensor> gradient_tensors(const FlatParameters& parameters, std::span<const at::Tensor> flats);
+
+// Returns a bucket of the plan for a comm::GradientCompressor. The plan outlives it.
+comm::GradientBucket gradient_bucket(const comm::FusionPlan& plan, std::size_t bucket,
+                                     std::span<const at::Tensor> flats);
 
 // Reports the effect of compression on a run: bytes, and time gained or lost against steps that were exchanged
 // uncompressed. Training thread only.

@@ -31,119 +31,166 @@ bool is_rank_order(const rank::TreeExchange& tree, const comm::Communicator& com
   return true;
 }
 
+// As rank::tree_exchange(), where each rank exchanges the values of its logical ranks.
+rank::TreeExchange leaf_exchange(int size, int world) {
+  std::vector<rank::LogicalRanks> of_ranks;
+  rank::TreeExchange exchange;
+  for (int r = 0; r < world; ++r) {
+    of_ranks.push_back(rank::logical_ranks_of(r, world, size));
+    exchange.most = std::max(exchange.most, static_cast<std::size_t>(of_ranks.back().count()));
+  }
+  std::vector<rank::Subtree> leaves;
+  for (std::size_t r = 0; r < of_ranks.size(); ++r) {
+    for (int leaf = of_ranks[r].begin; leaf < of_ranks[r].end; ++leaf) {
+      leaves.push_back({leaf, leaf + 1});
+      exchange.places.push_back(r * exchange.most + static_cast<std::size_t>(leaf - of_ranks[r].begin));
+    }
+  }
+  for (const rank::Join& sums : rank::joins_of(size, leaves)) {
+    exchange.joins.push_back({exchange.places[sums.left], exchange.places[sums.right]});
+  }
+  return exchange;
+}
+
 }  // namespace
 
-GradientTree::GradientTree(FlatParameters& parameters, comm::Communicator& communicator, profile::Recorder& recorder,
+TreeExchange::TreeExchange(comm::Communicator& communicator, profile::Recorder& recorder,
                            const rank::LogicalRanks& ranks, std::size_t at_once)
-    : parameters_(parameters),
-      communicator_(communicator),
+    : communicator_(communicator),
       log_(communicator, recorder),
       ranks_(ranks),
-      tree_(rank::tree_exchange(ranks.size, communicator.world_size())),
-      in_rank_order_(is_rank_order(tree_, communicator)) {
-  if (communicator.world_size() == 1 || in_rank_order_) return;
-  // Every rank's place has room for a line of each of its subtrees.
-  exchanged_ = communicator.allocate(std::max(at_once, places() * kTreeLine));
-}
+      subtrees_(rank::tree_exchange(ranks.size, communicator.world_size())),
+      leaves_(leaf_exchange(ranks.size, communicator.world_size())),
+      in_rank_order_(is_rank_order(subtrees_, communicator)),
+      at_once_(at_once) {}
 
-GradientTree::Gradients GradientTree::take_memory() {
-  if (!spare_.empty()) {
-    Gradients memory = std::move(spare_.back());
-    spare_.pop_back();
-    return memory;
+void TreeExchange::sum(Parts parts, std::span<const at::Tensor> own) {
+  if (communicator_.world_size() == 1) return;
+  const at::Tensor& last = own.back();
+  if (parts == Parts::kSubtrees && in_rank_order_) {
+    comm::Work work = communicator_.all_reduce(FlatMemory::address(last), static_cast<std::size_t>(last.numel()),
+                                               comm_type(last.scalar_type()));
+    work.wait();
+    log_.record("all_reduce", -1, work);
+    return;
   }
-  Gradients memory;
-  for (const auto& group : parameters_.groups()) memory.push_back(at::empty_like(group.gradients));
-  return memory;
+  if (!exchanged_) {
+    // Every rank's place has room for a line of each of its parts.
+    const std::size_t most_places = leaves_.most * static_cast<std::size_t>(communicator_.world_size());
+    exchanged_ = communicator_.allocate(std::max(at_once_, most_places * kTreeLine));
+  }
+  const rank::TreeExchange& tree = layout(parts);
+  const std::size_t places = tree.most * static_cast<std::size_t>(communicator_.world_size());
+  const std::size_t bytes = exchanged_->bytes().size() / places / kTreeLine * kTreeLine;
+  const auto at_once = static_cast<std::int64_t>(bytes / last.element_size());
+  for (std::int64_t first = 0; first < last.numel(); first += at_once) {
+    exchange(tree, own, first, std::min(at_once, last.numel() - first));
+  }
 }
 
-void GradientTree::add(int logical_rank) {
+void TreeExchange::exchange(const rank::TreeExchange& tree, std::span<const at::Tensor> own, std::int64_t first,
+                            std::int64_t count) {
+  const at::Tensor& last = own.back();
+  const std::size_t bytes = static_cast<std::size_t>(count) * last.element_size();
+  std::byte* const all = exchanged_->bytes().data();
+  std::byte* const mine = all + static_cast<std::size_t>(communicator_.rank()) * tree.most * bytes;
+  for (std::size_t i = 0; i < own.size(); ++i) std::memcpy(mine + i * bytes, FlatMemory::address(own[i], first), bytes);
+  comm::Work work = communicator_.all_gather(mine, all, tree.most * bytes, comm::DataType::kUint8);
+  work.wait();
+  log_.record("all_gather", -1, work);
+  std::vector<at::Tensor> sums(tree.most * static_cast<std::size_t>(communicator_.world_size()));
+  for (const std::size_t place : tree.places) {
+    sums[place] = at::from_blob(all + place * bytes, {count}, last.options());
+    if (last.itemsize() < sizeof(float)) sums[place] = sums[place].to(at::kFloat);
+  }
+  for (const rank::Join& join : tree.joins) add_left(sums[join.left], sums[join.right]);
+  last.narrow(0, first, count).copy_(sums[tree.places.back()]);
+}
+
+void TreeExchange::gather(std::byte* all, std::size_t bytes) {
+  const int world = communicator_.world_size();
+  if (world == 1) return;
+  if (ranks_.size % world == 0) {
+    const std::size_t of_rank = bytes * static_cast<std::size_t>(ranks_.count());
+    comm::Work work = communicator_.all_gather(all + bytes * static_cast<std::size_t>(ranks_.begin), all, of_rank,
+                                               comm::DataType::kUint8);
+    work.wait();
+    log_.record("all_gather", -1, work);
+    return;
+  }
+  for (int r = 0; r < world; ++r) {
+    const rank::LogicalRanks of = rank::logical_ranks_of(r, world, ranks_.size);
+    comm::Work work = communicator_.broadcast(all + bytes * static_cast<std::size_t>(of.begin),
+                                              bytes * static_cast<std::size_t>(of.count()), comm::DataType::kUint8, r);
+    work.wait();
+    log_.record("broadcast", -1, work);
+  }
+}
+
+double TreeExchange::cost(Parts parts, std::size_t bytes) const {
+  const auto size = static_cast<double>(bytes);
+  if (parts == Parts::kSubtrees && in_rank_order_) return 2 * (world() - 1) / world() * size;
+  return (world() - 1) * static_cast<double>(layout(parts).most) * size;
+}
+
+double TreeExchange::cost_of_gather(std::size_t bytes) const {
+  return (world() - 1) / world() * static_cast<double>(ranks_.size) * static_cast<double>(bytes);
+}
+
+void TreeSum::add(int logical_rank, const at::Tensor& values) {
   const at::NoGradGuard no_grad;
-  last_ = {logical_rank, logical_rank + 1};
-  const auto groups = parameters_.groups();
-  while (!waiting_.empty() && rank::are_siblings(ranks_.size, waiting_.back().subtree, last_)) {
+  const rank::LogicalRanks& ranks = exchange_.ranks();
+  rank::Subtree subtree{logical_rank, logical_rank + 1};
+  const bool joins = parts_ == TreeExchange::Parts::kSubtrees;
+  while (joins && !waiting_.empty() && rank::are_siblings(ranks.size, waiting_.back().subtree, subtree)) {
     Waiting left = std::move(waiting_.back());
     waiting_.pop_back();
-    for (std::size_t g = 0; g < groups.size(); ++g) add_left(left.sums[g], groups[g].gradients);
-    last_.begin = left.subtree.begin;
-    spare_.push_back(std::move(left.sums));
+    add_left(left.sum, values);
+    subtree.begin = left.subtree.begin;
+    spare_.push_back(std::move(left.sum));
   }
-  if (last_.end == ranks_.end) return;
-  Gradients sums = take_memory();
-  for (std::size_t g = 0; g < groups.size(); ++g) sums[g].copy_(groups[g].gradients);
-  waiting_.push_back({last_, std::move(sums)});
+  last_ = values;
+  if (subtree.end == ranks.end) return;
+  if (spare_.empty()) spare_.push_back(at::empty_like(values));
+  waiting_.push_back({subtree, std::move(spare_.back())});
+  spare_.pop_back();
+  waiting_.back().sum.copy_(values);
+}
+
+void TreeSum::finish() {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> own;
+  for (Waiting& waiting : waiting_) own.push_back(std::move(waiting.sum));
+  waiting_.clear();
+  own.push_back(std::exchange(last_, at::Tensor()));
+  exchange_.sum(parts_, own);
+  own.pop_back();
+  spare_.insert(spare_.end(), std::make_move_iterator(own.begin()), std::make_move_iterator(own.end()));
+}
+
+GradientTree::GradientTree(const FlatParameters& parameters, TreeExchange& exchange)
+    : parameters_(parameters), sums_(parameters.groups().size(), TreeSum(exchange)) {}
+
+void GradientTree::add(int logical_rank) {
+  for (std::size_t g = 0; g < sums_.size(); ++g) sums_[g].add(logical_rank, parameters_.groups()[g].gradients);
 }
 
 void GradientTree::finish() {
-  const at::NoGradGuard no_grad;
-  if (communicator_.world_size() > 1 && in_rank_order_) {
-    for (const auto& group : parameters_.groups()) {
-      comm::Work work =
-          communicator_.all_reduce(FlatMemory::address(group.gradients),
-                                   static_cast<std::size_t>(group.gradients.numel()), comm_type(group.gradient_dtype));
-      work.wait();
-      log_.record("all_reduce", -1, work);
-    }
-  } else if (communicator_.world_size() > 1) {
-    for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
-      const auto& group = parameters_.groups()[g];
-      const std::size_t bytes = exchanged_->bytes().size() / places() / kTreeLine * kTreeLine;
-      const std::int64_t at_once = static_cast<std::int64_t>(bytes) / group.gradient_size;
-      for (std::int64_t first = 0; first < group.gradients.numel(); first += at_once) {
-        exchange(g, first, std::min(at_once, group.gradients.numel() - first));
-      }
-    }
-  }
-  for (Waiting& waiting : waiting_) spare_.push_back(std::move(waiting.sums));
-  waiting_.clear();
-}
-
-void GradientTree::exchange(std::size_t g, std::int64_t first, std::int64_t count) {
-  const auto& group = parameters_.groups()[g];
-  const auto bytes = static_cast<std::size_t>(count * group.gradient_size);
-  std::byte* const all = exchanged_->bytes().data();
-  std::byte* const own = all + static_cast<std::size_t>(communicator_.rank()) * tree_.most * bytes;
-  for (std::size_t i = 0; i < waiting_.size(); ++i) {
-    std::memcpy(own + i * bytes, FlatMemory::address(waiting_[i].sums[g], first), bytes);
-  }
-  std::byte* const gradients = FlatMemory::address(group.gradients, first);
-  std::memcpy(own + waiting_.size() * bytes, gradients, bytes);
-  comm::Work work =
-      communicator_.all_gather(own, all, tree_.most * static_cast<std::size_t>(count), comm_type(group.gradient_dtype));
-  work.wait();
-  log_.record("all_gather", -1, work);
-  const auto sum_at = [&](std::size_t place) {
-    return at::from_blob(all + place * bytes, {count}, at::TensorOptions().dtype(group.gradient_dtype));
-  };
-  for (const rank::Join& sums : tree_.joins) add_left(sum_at(sums.left), sum_at(sums.right));
-  std::memcpy(gradients, all + tree_.places.back() * bytes, bytes);
+  for (TreeSum& sum : sums_) sum.finish();
 }
 
 std::vector<double> sum_in_tree(comm::Communicator& communicator, const rank::LogicalRanks& ranks,
                                 std::span<const double> own, std::size_t length) {
-  const int world = communicator.world_size();
-  std::size_t most = 0;
-  std::vector<rank::Subtree> leaves;
-  std::vector<std::size_t> places;
-  for (int r = 0; r < world; ++r) {
-    most = std::max(most, static_cast<std::size_t>(rank::logical_ranks_of(r, world, ranks.size).count()));
-  }
-  for (int r = 0; r < world; ++r) {
-    const rank::LogicalRanks of = rank::logical_ranks_of(r, world, ranks.size);
-    for (int leaf = of.begin; leaf < of.end; ++leaf) {
-      leaves.push_back({leaf, leaf + 1});
-      places.push_back(static_cast<std::size_t>(r) * most + static_cast<std::size_t>(leaf - of.begin));
-    }
-  }
-  std::vector<double> mine(most * length), all(most * length * static_cast<std::size_t>(world));
+  const rank::TreeExchange tree = leaf_exchange(ranks.size, communicator.world_size());
+  std::vector<double> mine(tree.most * length), all(mine.size() * static_cast<std::size_t>(communicator.world_size()));
   std::copy(own.begin(), own.end(), mine.begin());
   communicator.all_gather(mine.data(), all.data(), mine.size(), comm::DataType::kFloat64).wait();
-  for (const rank::Join& sums : rank::joins_of(ranks.size, leaves)) {
-    const double* const left = all.data() + places[sums.left] * length;
-    double* const right = all.data() + places[sums.right] * length;
+  for (const rank::Join& sums : tree.joins) {
+    const double* const left = all.data() + sums.left * length;
+    double* const right = all.data() + sums.right * length;
     for (std::size_t i = 0; i < length; ++i) right[i] += left[i];
   }
-  const auto sum = all.begin() + static_cast<std::ptrdiff_t>(places.back() * length);
+  const auto sum = all.begin() + static_cast<std::ptrdiff_t>(tree.places.back() * length);
   return {sum, sum + static_cast<std::ptrdiff_t>(length)};
 }
 

@@ -44,8 +44,6 @@ std::optional<std::vector<FlatRange>> Replicated::copied_ranges() const {
 
 namespace {
 
-constexpr int kComparedSteps = 3;
-
 std::vector<at::Tensor> gradients_of(const FlatParameters& parameters) {
   std::vector<at::Tensor> flats;
   for (const auto& group : parameters.groups()) flats.push_back(group.gradients);
@@ -61,9 +59,8 @@ Compressed::Compressed(FlatParameters& parameters, FlatOptimizer& optimizer, com
       scale_(scale),
       flats_(gradients_of(parameters)),
       compressor_(make_bucket_compressor(parameters, flats_, communicator,
-                                         {compression, seed, kComparedSteps, settled_steps, "gradient compression",
-                                          "optimizations.gradient_compression",
-                                          /*undoes_steps=*/scale.inverse_of_loss_scale().defined()})) {}
+                                         for_gradients(compression, seed, settled_steps,
+                                                       /*undoes_steps=*/scale.inverse_of_loss_scale().defined()))) {}
 
 std::string_view Compressed::operation() const {
   return compressor_->operation();

@@ -99,12 +99,12 @@ TrialState TrainingLoop::trial_state() {
 void TrainingLoop::visit_logical_ranks(StateVisitor& visitor) {
   struct LogicalRank {
     TrainingMetrics& metrics;
-    LogicalBuffers& buffers;
+    TrainingStep& step;
     std::size_t index;
     bool has_metrics;  // those of another run are not taken over
     void visit(StateVisitor& visitor) {
       if (has_metrics) metrics.visit_logical_rank(index, visitor);
-      buffers.visit(index, visitor);
+      step.visit_logical_rank(index, visitor);
     }
   };
   struct AllOfThisRank {
@@ -118,7 +118,7 @@ void TrainingLoop::visit_logical_ranks(StateVisitor& visitor) {
       }
     }
   };
-  AllOfThisRank all{session_.logical(), {metrics_, *step_.logical_buffers(), 0, !other_run_has_same_trial_}};
+  AllOfThisRank all{session_.logical(), {metrics_, step_, 0, !other_run_has_same_trial_}};
   visitor.part("logical", all);
   if (visitor.replaces()) step_.logical_buffers()->load(0);
 }

@@ -188,6 +188,8 @@ class StepMode {
   virtual void begin_visit(const StateVisitor& /*visitor*/) {}
   virtual void end_visit(const StateVisitor& /*visitor*/) {}
   virtual void visit(StateVisitor& /*visitor*/) {}
+  // With virtual ranks: visits what belongs to the logical rank of this number among those of this rank.
+  virtual void visit_logical_rank(std::size_t /*index*/, StateVisitor& /*visitor*/) {}
   // As GradientStrategy::gather_state(). Collective.
   virtual std::vector<at::Tensor> gather_state(std::size_t /*index*/) { return {}; }
   // True if parameters and optimizer state are the same on all ranks after every batch.

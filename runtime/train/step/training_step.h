@@ -57,6 +57,11 @@ class TrainingStep : private CapturableStep {
   void end_logical_rank(int logical_rank);
   // The buffers of the logical ranks; null: each rank is one logical rank.
   LogicalBuffers* logical_buffers() { return buffers_ ? &*buffers_ : nullptr; }
+  // Visits the training state of the logical rank of this number among those of this rank, after visit().
+  void visit_logical_rank(std::size_t index, StateVisitor& visitor) {
+    buffers_->visit(index, visitor);
+    mode_->visit_logical_rank(index, visitor);
+  }
   void backward(const at::Tensor& loss, const BackwardOptions& options = {});
   // Called within train_batch(), after backward(): as TrialContext::step(). Collective.
   void step_models();

@@ -8,8 +8,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include "dtrain/base/error.h"
-#include "exchange/gradient_tree.h"
 #include "exchange/strategy_picker.h"
+#include "step/logical_gradients.h"
 #include "step/round_vote.h"
 
 namespace dtrain::train {
@@ -18,22 +18,27 @@ namespace {
 constexpr std::int64_t kStepsWatchedClosely = 2;
 constexpr const char* kWithoutVirtualRanks = "leave reproducibility.virtual_ranks out";
 
+// Compression is part of the sums of logical ranks.
+StrategyOptions without_compression(StrategyOptions options) {
+  options.compression = comm::NoCompression();
+  return options;
+}
+
 class VirtualMode final : public StepMode {
  public:
   VirtualMode(const StepParts& parts, const ExchangeParts& more, const rank::LogicalRanks& ranks,
               const StrategyOptions& options)
       : parts_(parts),
         more_(more),
-        ranks_(ranks),
         vote_(parts.run, parts.non_finite),
         scale_(parts.run.communicator, parts.window, vote_, /*on_host=*/true, /*scaler=*/nullptr),
         picker_(parts.run, parts.parameters, parts.optimizer, parts.exchange, parts.fusion, scale_, parts.in_flight,
-                options, more.is_settled),
-        tree_(parts.parameters, parts.run.communicator, parts.run.recorder, ranks),
+                without_compression(options), more.is_settled),
+        gradients_(make_logical_gradients(
+            {parts.run, parts.parameters, parts.window, parts.fusion.plan(), ranks, parts.fusion.settled_steps()},
+            options)),
         used_(parts.parameters.parameters().size()) {
     watch_values();
-    if (parts_.window.length() == 1) return;
-    for (const auto& group : parts_.parameters.groups()) window_sums_.push_back(at::zeros_like(group.gradients));
   }
 
   RoundVote& vote() override { return vote_; }
@@ -54,7 +59,10 @@ class VirtualMode final : public StepMode {
     }
     refuse_writes();
     for (std::size_t i = 0; i < used.size(); ++i) used_[i] |= used[i];
-    tree_.add(logical_rank);
+    {
+      const profile::PhaseScope phase(parts_.run.recorder, profile::Phase::kAllreduceWait);
+      gradients_->add(logical_rank);
+    }
     parts_.exchange.end_window();
   }
 
@@ -66,16 +74,10 @@ class VirtualMode final : public StepMode {
                       kWithoutVirtualRanks);
   }
 
-  // The sum of each round is complete on every rank, so an open window is the same on all of them.
   bool end_batch() override {
     {
       const profile::PhaseScope phase(parts_.run.recorder, profile::Phase::kAllreduceWait);
-      tree_.finish();
-    }
-    const at::NoGradGuard no_grad;
-    for (std::size_t g = 0; g < window_sums_.size(); ++g) {
-      const at::Tensor& round = parts_.parameters.groups()[g].gradients;
-      parts_.window.rounds() == 1 ? window_sums_[g].copy_(round) : window_sums_[g].add_(round);
+      gradients_->end_round();
     }
     const bool stepping = parts_.window.full();
     if (stepping) step();
@@ -107,13 +109,13 @@ class VirtualMode final : public StepMode {
     if (parts_.window.rounds() == 0) return;
     if (!visitor.replaces()) agree_on_used();
     const auto parameters = parts_.parameters.parameters();
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      visitor.number("used/" + parameters[i].name, used_[i]);
-      if (window_sums_.empty()) continue;
-      const at::Tensor& sums = window_sums_[parameters[i].group];
-      visitor.tensor("sums/" + parameters[i].name, sums.narrow(0, parameters[i].offset, parameters[i].padded));
-    }
+    for (std::size_t i = 0; i < parameters.size(); ++i) visitor.number("used/" + parameters[i].name, used_[i]);
+    gradients_->visit(visitor);
   }
+  void visit_logical_rank(std::size_t index, StateVisitor& visitor) override {
+    gradients_->visit_logical_rank(index, visitor);
+  }
+  void report() override { gradients_->report(); }
 
  private:
   void refuse_writes() const {
@@ -137,15 +139,16 @@ class VirtualMode final : public StepMode {
 
   void step() {
     const at::NoGradGuard no_grad;
-    for (std::size_t g = 0; g < window_sums_.size(); ++g) {
-      parts_.parameters.groups()[g].gradients.copy_(window_sums_[g]);
-    }
     agree_on_used();
+    double factor = 1;
+    {
+      const profile::PhaseScope phase(parts_.run.recorder, profile::Phase::kAllreduceWait);
+      factor = gradients_->finish(used_);
+    }
     vote_.collect();
     if (more_.before_update) more_.before_update();
-    const double batches = parts_.window.average() ? parts_.window.rounds() : 1;
     const auto norm = picker_.strategy().update({.used = used_,
-                                                 .correction = 1 / (batches * ranks_.size),
+                                                 .correction = factor,
                                                  .max_norm = parts_.max_gradient_norm,
                                                  .max_value = parts_.max_gradient_value});
     parts_.parameters.refresh_copies();
@@ -164,14 +167,12 @@ class VirtualMode final : public StepMode {
 
   const StepParts parts_;
   const ExchangeParts more_;
-  const rank::LogicalRanks ranks_;
   CollectiveVote vote_;
   ExchangeScale scale_;    // of exchanges of buckets, of which this mode has none
   StrategyPicker picker_;  // replicated and sharded updates give the same bits
-  GradientTree tree_;
-  std::vector<std::uint8_t> used_;       // for each parameter: 1 if a logical rank has used it in this window
-  std::int64_t watched_steps_ = 0;       // since the values came from elsewhere (the beginning, a checkpoint)
-  std::vector<at::Tensor> window_sums_;  // of the window's rounds, for each group; empty: windows have one round
+  std::unique_ptr<LogicalGradients> gradients_;
+  std::vector<std::uint8_t> used_;  // for each parameter: 1 if a logical rank has used it in this window
+  std::int64_t watched_steps_ = 0;  // since the values came from elsewhere (the beginning, a checkpoint)
 };
 
 }  // namespace

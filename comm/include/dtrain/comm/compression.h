@@ -64,6 +64,18 @@ struct GradientTensor {
   DataType type = DataType::kFloat32;
 };
 
+// The ranks among which a compressor exchanges gradients, as it sees them. The functions are those of a Communicator.
+class CompressionPeers {
+ public:
+  virtual ~CompressionPeers() = default;
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+  virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
+  virtual Work all_reduce(void* data, std::size_t count, DataType type, const ReduceOptions& options) = 0;
+  // `in` is this rank's place in `out`.
+  virtual Work all_gather(const void* in, void* out, std::size_t count, DataType type, int bucket) = 0;
+};
+
 // Neighbouring gradients of one type that are exchanged together, with the padding (zeros) between them.
 struct GradientBucket {
   std::span<const std::size_t> tensors;  // indices into the list the compressor was made from
@@ -95,12 +107,18 @@ class GradientCompressor {
   // Collective (it allocates). CommError if an option is invalid.
   GradientCompressor(const CompressionOptions& options, std::vector<GradientTensor> tensors,
                      Communicator& communicator);
+  // The same with other peers, which outlive the compressor.
+  GradientCompressor(const CompressionOptions& options, std::vector<GradientTensor> tensors, CompressionPeers& peers);
   ~GradientCompressor();
   GradientCompressor& operator=(GradientCompressor&&) = delete;
 
   // Begins an exchange: the bucket then holds `scale` times the sum over ranks. `scale` is usually 1/(ranks x batches).
   // It is applied before anything is narrowed. The bucket must not change until the Work is complete.
   Work exchange(const GradientBucket& bucket, double scale);
+  // For compressors that one thread runs, and which exchange with each other: takes every exchange one stage further,
+  // as Work::wait() takes them to the end. False: all are complete. To be called on each of them in the order of their
+  // ranks, until all return false. `writes`: false if another one writes the same results into the same buckets.
+  bool advance(bool writes);
   // Counts a step, once all its exchanges are complete.
   void end_step();
   // True if exchange() compresses in this step.
@@ -117,6 +135,9 @@ class GradientCompressor {
   const CompressionOptions& options() const;
 
  private:
+  GradientCompressor(const CompressionOptions& options, std::vector<GradientTensor> tensors,
+                     std::unique_ptr<CompressionPeers> peers);
+
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
