@@ -77,7 +77,7 @@ bool Resizing::accepts(const scheduler::Resize& order, const Say& say) {
     const std::string cause = error.what() + (error.remedy().empty() ? "" : "; " + error.remedy());
     task_.refuse_slots(order.slots, cause);
     write("resize_refused", {{"from", slots}, {"to", order.slots}, {"why", order.why}, {"cause", cause}});
-    say("dtrain: " + text_of(order) + " is refused: " + cause + "; the run keeps " + count_of(slots, "slot"));
+    say("dtrain: " + text_of(order) + " is refused, and the run keeps " + count_of(slots, "slot") + ": " + cause);
     return false;
   }
 }
@@ -131,10 +131,10 @@ bool Resizing::go_back(const std::string& cause, const Say& say) {
   next_.reset();
   plan_ = former.plan;
   write("resize_refused", {{"from", plan_.request.slots}, {"to", slots}, {"why", former.why}, {"cause", cause}});
-  say("dtrain: " + former.why + " to " + count_of(slots, "slot") + " has failed: " + cause + "; the run goes on with " +
-      count_of(plan_.request.slots, "slot"));
+  const std::string failed = former.why + " to " + count_of(slots, "slot") + " has failed";
+  say("dtrain: " + failed + ", and the run goes on with " + count_of(plan_.request.slots, "slot") + ": " + cause);
   const scheduler::TaskRequest request = task_request(plan_, folder_.path);
-  task_.requeue(former.why + " to " + count_of(slots, "slot") + " has failed", &request);
+  task_.requeue(failed, &request);
   return true;
 }
 
