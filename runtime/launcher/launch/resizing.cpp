@@ -70,16 +70,19 @@ bool Resizing::accepts(const scheduler::Resize& order, const Say& say) {
     task_.refuse_slots(slots, "");
     return false;
   }
+  std::string cause;
   try {
     next_ = Change{plan_for(order.slots), order.why};
     return true;
   } catch (const Error& error) {
-    const std::string cause = error.what() + (error.remedy().empty() ? "" : "; " + error.remedy());
-    task_.refuse_slots(order.slots, cause);
-    write("resize_refused", {{"from", slots}, {"to", order.slots}, {"why", order.why}, {"cause", cause}});
-    say("dtrain: " + text_of(order) + " is refused, and the run keeps " + count_of(slots, "slot") + ": " + cause);
-    return false;
+    cause = error.what() + (error.remedy().empty() ? "" : "; " + error.remedy());
+  } catch (const std::exception& error) {  // of a file or a folder; the ranks train on
+    cause = error.what();
   }
+  task_.refuse_slots(order.slots, cause);
+  write("resize_refused", {{"from", slots}, {"to", order.slots}, {"why", order.why}, {"cause", cause}});
+  say("dtrain: " + text_of(order) + " is refused, and the run keeps " + count_of(slots, "slot") + ": " + cause);
+  return false;
 }
 
 void Resizing::requeue(const std::string& reason) {
@@ -102,6 +105,7 @@ void Resizing::tell(const rank::ResumePoint& resume, const Say& say) {
   if (std::exchange(told_, true) || !former_) return;
   const LaunchPlan& before = former_->plan;
   const int from = before.request.slots, to = plan_.request.slots;
+  if (from == to) return;  // another order has taken the change back while the task waited
   const EpochPosition position = position_of(resume);
   write("resized", {{"from", from},
                     {"to", to},
