@@ -44,7 +44,7 @@ namespace {
 
 // A signal handler can use static storage only; these variables are its whole state.
 std::atomic<int> g_signal{0};
-std::atomic<bool> g_waits{false};         // for a meeting; set before g_signal
+std::atomic<bool> g_meets{false};         // before it stops; set before g_signal
 std::atomic<std::int64_t> g_first_ns{0};  // the time of the first signal, on the monotonic clock
 constexpr std::int64_t kTogetherNs = 1'000'000'000;
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free);
@@ -56,7 +56,7 @@ void handle(int signal, siginfo_t* info, void*) {
   // The time decides which signal was first: two threads may handle two signals at once.
   std::int64_t first_ns = 0;
   if (g_first_ns.compare_exchange_strong(first_ns, now_ns)) {
-    g_waits = info->si_code == SI_QUEUE && info->si_value.sival_int == kStopAtMeeting;
+    g_meets = info->si_code == SI_QUEUE && info->si_value.sival_int == kMeetBeforeStop;
     g_signal = signal;
   } else if (now_ns - first_ns >= kTogetherNs) {
     ::_exit(static_cast<int>(ExitCode::kInterrupted));
@@ -67,7 +67,7 @@ void handle(int signal, siginfo_t* info, void*) {
 
 StopSignals::StopSignals() {
   g_signal = 0;
-  g_waits = false;
+  g_meets = false;
   g_first_ns = 0;
   struct sigaction action {};
   action.sa_sigaction = handle;
@@ -87,8 +87,8 @@ int StopSignals::received() {
   return g_signal;
 }
 
-bool StopSignals::waits_for_meeting() {
-  return g_waits;
+bool StopSignals::meets() {
+  return g_meets;
 }
 
 namespace {
@@ -123,7 +123,7 @@ std::optional<int> TraceSignal::take() {
 }
 
 void StopRequests::launcher_asks(int signal, int value) {
-  g_waits = value == kStopAtMeeting;
+  g_meets = value == kMeetBeforeStop;
   launcher_signal_ = signal;
 }
 

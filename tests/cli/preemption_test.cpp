@@ -1,4 +1,4 @@
-// Tasks that take turns on the same slots: `dtrain task pause` and `activate`, and preemption by priority.
+// Tasks that take turns on the same slots: `dtrain task pause`, `activate` and `resize`, and preemption by priority.
 #include <gmock/gmock.h>
 
 #include "queued_launches.h"
@@ -147,6 +147,32 @@ TEST_F(TakingTurns, WhoEndsATaskThatWaitsWithACheckpointGetsItsExitCode) {
     EXPECT_THAT(task({"pause", id}).out, HasSubstr("has already ended: interrupted"));
     EXPECT_THAT(task({"activate", id}).out, HasSubstr("has already ended: interrupted"));
   }
+}
+
+TEST_F(TakingTurns, ATaskGivesASlotToAnotherAndTakesItBack) {
+  Command& wide = launch(42, 200);  // it does not come to its end here
+  ASSERT_TRUE(trains(1, 1)) << wide.out() << wide.err();
+  Command& narrow =
+      QueuedLaunches::launch({"--set", "resources.slots_per_trial=1", "--set", "hyperparameters.step_ms=200"});
+  ASSERT_TRUE(eventually([&] { return narrow.says("queued "); })) << narrow.out() << narrow.err();
+  const Result refused = task({"resize", "1", "--slots", "3"});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, testing::ContainsRegex("task 1 keeps 2 slots: .*: 3 slots never fit on this cluster"));
+  EXPECT_EQ(task({"resize", "1", "--slots", "0"}).code, 2);
+  EXPECT_THAT(task({"resize", "1", "--slots", "1"}).out, HasSubstr("saves after its current step and goes on with 1"));
+  EXPECT_TRUE(eventually([&] { return show(1).at("state") == "running" && show(2).at("state") == "running"; }))
+      << wide.out() << wide.err() << narrow.out() << narrow.err();
+  EXPECT_EQ(show(1).at("slots"), 1);
+  EXPECT_THAT(task({"resize", "2", "--slots", "1"}).out, HasSubstr("task 2 has 1 slot"));
+  narrow.kill(SIGTERM);
+  EXPECT_EQ(narrow.wait().describe(), "exit status 75") << narrow.err();
+  task({"resize", "1", "--slots", "2"});
+  ASSERT_TRUE(trains(1, 3)) << wide.out() << wide.err();
+  wide.kill(SIGTERM);
+  EXPECT_EQ(wide.wait().describe(), "exit status 75") << wide.out() << wide.err();
+  EXPECT_THAT(wide.out(), HasSubstr("dtrain task resize to 3 slots is refused, and the run keeps 2 slots: "));
+  EXPECT_THAT(wide.out(), HasSubstr("the run goes on with 1 slot instead of 2, from batch "));
+  EXPECT_THAT(wide.out(), HasSubstr("the run goes on with 2 slots instead of 1, from batch "));
 }
 
 TEST_F(TakingTurns, CtrlCWhileItSavesToMakeRoomEndsIt) {

@@ -97,7 +97,7 @@ class Watcher {
     const auto order = attempt_.task.resize();
     const auto say = [&](const std::string& line) { attempt_.screen.line(line); };
     if (!order || !attempt_.resizing.accepts(*order, say)) return;
-    yield(text_of(*order), attempt_.placed.experiment.optimizations.local_sgd.has_value());
+    yield(text_of(*order), /*meets=*/true);
   }
 
   // A SIGTERM is often sent twice at once: to the whole process group, and again by a parent that passes it on. So is
@@ -118,11 +118,11 @@ class Watcher {
     ranks_.interrupt({.why = why, .signal = signal, .count = interrupts_, .repeats = yields_ && interrupts_ == 1});
   }
 
-  void yield(const std::string& why, bool at_meeting = false) {
+  void yield(const std::string& why, bool meets = false) {
     yields_ = true;
     attempt_.events.write("yields", {{"reason", why}});
     attempt_.task.enter(scheduler::TaskState::kStopping, why);
-    ranks_.interrupt({.why = why, .signal = SIGTERM, .yields = true, .at_meeting = at_meeting});
+    ranks_.interrupt({.why = why, .signal = SIGTERM, .yields = true, .meets = meets});
   }
 
   void look(bool last) {
@@ -286,10 +286,7 @@ Failure reported_failure(const std::string& who, int rank, const rank::ErrorMess
 
 std::string stopping_line(const Interrupt& interrupt) {
   if (interrupt.repeats) return "dtrain: " + interrupt.why + ": the ranks are stopping already; another one kills them";
-  if (interrupt.yields) {
-    const std::string when = interrupt.at_meeting ? "after the next meeting" : "after the current step";
-    return "dtrain: " + interrupt.why + ": saving " + when + ", to go on later";
-  }
+  if (interrupt.yields) return "dtrain: " + interrupt.why + ": saving after the current step, to go on later";
   return "dtrain: " + interrupt.why + ": stopping after the current step; a second " + interrupt.why +
          " kills the ranks";
 }

@@ -228,10 +228,10 @@ std::optional<rank::ErrorMessage> RankPlane::error() {
   return rank::ErrorMessage{.departure = failure->departure, .rank = failure->rank - 1, .step = failure->step};
 }
 
-void RankPlane::stop(int signal, bool at_meeting) {
+void RankPlane::stop(int signal, bool meets) {
   if (std::exchange(stopping_, true)) return;
   Json told{{"signal", signal}};
-  if (at_meeting) told["value"] = rank::kStopAtMeeting;
+  if (meets) told["value"] = rank::kMeetBeforeStop;
   plane_->fail({0, -1, to_line(told)});
 }
 
@@ -315,7 +315,7 @@ void JobRanks::interrupt(const Interrupt& interrupt) {
   if (interrupt.count == 1) end_.interrupt = interrupt;
   if (interrupt.count == 1 && plane_.joined() > 0) {
     attempt_.screen.line(stopping_line(interrupt));
-    if (!interrupt.repeats) plane_.stop(interrupt.signal, interrupt.at_meeting);
+    if (!interrupt.repeats) plane_.stop(interrupt.signal, interrupt.meets);
   } else {
     attempt_.screen.line("dtrain: " + interrupt.why + ": killing the ranks");
     process_.kill(SIGTERM);

@@ -25,12 +25,12 @@ class Resizing;
 // A request to stop a launch: a signal to it, a `dtrain task kill`, or an order to give the slots to another task for a
 // while.
 struct Interrupt {
-  std::string why;          // "SIGINT", "dtrain task kill", "preempted by task 7 (mnist)"; empty: nothing asks
-  int signal = SIGTERM;     // the ranks act as after this one: SIGINT, a person ends the run; SIGTERM, it goes on later
-  int count = 1;            // its number, from 1
-  bool yields = false;      // the launch waits in the queue again and goes on
-  bool at_meeting = false;  // with local steps: the ranks stop after their next meeting
-  bool repeats = false;     // the ranks are stopping already, because of an order to yield
+  std::string why;       // "SIGINT", "dtrain task kill", "preempted by task 7 (mnist)"; empty: nothing asks
+  int signal = SIGTERM;  // the ranks act as after this one: SIGINT, a person ends the run; SIGTERM, it goes on later
+  int count = 1;         // its number, from 1
+  bool yields = false;   // the launch waits in the queue again and goes on
+  bool meets = false;    // with local steps: the ranks meet before they save
+  bool repeats = false;  // the ranks are stopping already, because of an order to yield
 
   bool exists() const { return !why.empty(); }
 };

@@ -304,9 +304,9 @@ bool LocalRanks::all_ended() const {
 }
 
 void LocalRanks::ask_to_stop(const Interrupt& interrupt) {
-  if (!interrupt.at_meeting) return signal_all(interrupt.signal == SIGINT ? SIGINT : SIGTERM);
+  if (!interrupt.meets) return signal_all(interrupt.signal == SIGINT ? SIGINT : SIGTERM);
   for (RankProcess& rank : ranks_) {
-    if (!rank.status()) ::sigqueue(rank.process().pid(), SIGTERM, {.sival_int = rank::kStopAtMeeting});
+    if (!rank.status()) ::sigqueue(rank.process().pid(), SIGTERM, {.sival_int = rank::kMeetBeforeStop});
   }
 }
 

@@ -70,16 +70,19 @@ bool Resizing::accepts(const scheduler::Resize& order, const Say& say) {
     task_.refuse_slots(slots, "");
     return false;
   }
+  std::string cause;
   try {
     next_ = Change{plan_for(order.slots), order.why};
     return true;
   } catch (const Error& error) {
-    const std::string cause = error.what() + (error.remedy().empty() ? "" : "; " + error.remedy());
-    task_.refuse_slots(order.slots, cause);
-    write("resize_refused", {{"from", slots}, {"to", order.slots}, {"why", order.why}, {"cause", cause}});
-    say("dtrain: " + text_of(order) + " is refused: " + cause + "; the run keeps " + count_of(slots, "slot"));
-    return false;
+    cause = error.what() + (error.remedy().empty() ? "" : "; " + error.remedy());
+  } catch (const std::exception& error) {  // of a file or a folder; the ranks train on
+    cause = error.what();
   }
+  task_.refuse_slots(order.slots, cause);
+  write("resize_refused", {{"from", slots}, {"to", order.slots}, {"why", order.why}, {"cause", cause}});
+  say("dtrain: " + text_of(order) + " is refused, and the run keeps " + count_of(slots, "slot") + ": " + cause);
+  return false;
 }
 
 void Resizing::requeue(const std::string& reason) {
@@ -114,6 +117,7 @@ void Resizing::tell(const rank::ResumePoint& resume, const Say& say) {
   if (std::exchange(told_, true) || !former_) return;
   const LaunchPlan& before = former_->plan;
   const int from = before.request.slots, to = plan_.request.slots;
+  if (from == to) return;  // another order has taken the change back while the task waited
   const EpochPosition position = position_of(resume);
   write("resized", {{"from", from},
                     {"to", to},
@@ -143,11 +147,11 @@ bool Resizing::go_back(const std::string& cause, const Say& say) {
   next_.reset();
   plan_ = former.plan;
   write("resize_refused", {{"from", plan_.request.slots}, {"to", slots}, {"why", former.why}, {"cause", cause}});
-  say("dtrain: " + former.why + " to " + count_of(slots, "slot") + " has failed: " + cause + "; the run goes on with " +
-      count_of(plan_.request.slots, "slot"));
+  const std::string failed = former.why + " to " + count_of(slots, "slot") + " has failed";
+  say("dtrain: " + failed + ", and the run goes on with " + count_of(plan_.request.slots, "slot") + ": " + cause);
   const scheduler::TaskRequest request = task_request(plan_, folder_.path);
   task_.refuse_slots(slots, cause);  // an elastic task is not given that number again
-  task_.requeue(former.why + " to " + count_of(slots, "slot") + " has failed", &request);
+  task_.requeue(failed, &request);
   return true;
 }
 

@@ -37,6 +37,13 @@ bool training_is_over(rank::RankSession& session, const BatchSource& source, con
   return std::find(all.begin(), all.end(), "no") != all.end();
 }
 
+// True if a rank was asked to stop where all ranks have the same parameters. Collective.
+bool is_to_meet(rank::RankSession& session) {
+  std::int64_t ranks = rank::StopSignals::meets() ? 1 : 0;
+  session.communicator().all_reduce(&ranks, 1, comm::DataType::kInt64).wait();
+  return ranks > 0;
+}
+
 // Identifies a buffer's content: the memory is held, so that a buffer that the model replaces has another memory; a
 // buffer that is written has another version.
 struct BufferVersion {
@@ -180,8 +187,7 @@ void TrainingLoop::begin_record() {
 }
 
 Announcement TrainingLoop::wishes(bool fits_graph) {
-  const bool waits = rank::StopSignals::waits_for_meeting() && !step_.stop_would_meet();
-  Announcement mine{.stop = session_.stop_requested() && !waits};
+  Announcement mine{.stop = session_.stop_requested()};
   mine.saver_busy = checkpoints_.saver_busy();
   mine.wants_checkpoint = checkpoints_.wants_one(context_.around_the_loop().wants_checkpoint);
   mine.generation_busy = checkpoints_.generation_busy();
@@ -426,6 +432,7 @@ void TrainingLoop::conclude(bool stopped) {
     session_.begin_last_save();
   else
     accept_validation();
+  if (stopped && !step_.synchronised() && is_to_meet(session_)) step_.synchronise();
   // The rest of a window may bring one more update, which may not copy into memory that a saver reads.
   checkpoints_.end_copies_by_updates();
   const bool goes_on_from_here = stopped || step_.window_is_open();

@@ -123,12 +123,6 @@ class LocalMode final : public StepMode {
   }
 
   bool synchronised() const override { return inner_steps_ == 0; }
-  // The wish takes effect `lag` rounds after the next one.
-  bool stop_would_meet() const override {
-    const std::int64_t length = parts_.window.length(), between = steps_between_meetings_ * length;
-    const std::int64_t left = (steps_between_meetings_ - inner_steps_) * length - parts_.window.rounds();
-    return (left - 1 - lag()) % between == 0;
-  }
   bool stop_is_due() override { return vote_.stop_is_old(lag()); }
   // Reads the announcements first: they tell which ranks have had batches, and which values were not finite.
   void begin_visit(const StateVisitor& /*visitor*/) override { vote_.collect(); }

@@ -170,9 +170,6 @@ class StepMode {
   // Makes all ranks' parameters the same (collective). synchronised(): true if they are.
   virtual void synchronise() {}
   virtual bool synchronised() const { return true; }
-  // True if a wish to stop that is announced with the next batch takes effect after a batch that leaves all ranks with
-  // the same parameters.
-  virtual bool stop_would_meet() const { return true; }
   // True if training ends after this batch because a rank was asked to stop. The same on all ranks after the same step.
   virtual bool stop_is_due() { return vote().stop_seen(); }
 

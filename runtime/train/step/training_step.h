@@ -82,8 +82,6 @@ class TrainingStep : private CapturableStep {
   void synchronise() { mode_->synchronise(); }
   // True if all ranks had the same parameters after the last round: always, except between the meetings of local steps.
   bool synchronised() const { return mode_->synchronised(); }
-  // As StepMode::stop_would_meet(). To be called before announce().
-  bool stop_would_meet() const { return mode_->stop_would_meet(); }
   // After an optimizer step: true if training ends here because a rank was asked to stop. The same on all ranks.
   bool stop_is_due() { return mode_->stop_is_due(); }
   // After an optimizer step, the same on all ranks: true if a rank has announced that its host's saver is busy, and

@@ -35,9 +35,9 @@ std::string signal_name(int signal);
 
 // The requests that stop a rank after its current step, and the signals that a rank handles.
 
-// The value of a queued SIGTERM with which a rank stops only where all ranks have the same parameters: with local steps
-// after their next meeting.
-inline constexpr int kStopAtMeeting = 1;
+// The value of a queued SIGTERM after which the ranks stop with the same parameters: with local steps they meet before
+// they save.
+inline constexpr int kMeetBeforeStop = 1;
 
 // SIGTERM, SIGINT and SIGHUP ask a rank to stop after its current step. Another one ends it at once if it comes at
 // least a second later; signals that arrive together (at a whole control group) count as one. SIGINT and SIGHUP stay
@@ -50,8 +50,8 @@ class StopSignals {
   StopSignals& operator=(const StopSignals&) = delete;
   // Returns the first signal that arrived, or 0. Any thread.
   static int received();
-  // True if that signal was queued with kStopAtMeeting. Any thread.
-  static bool waits_for_meeting();
+  // True if that signal was queued with kMeetBeforeStop. Any thread.
+  static bool meets();
 
  private:
   struct Before {
@@ -87,7 +87,7 @@ struct RankSignals {
 // of the launcher. Any thread.
 class StopRequests {
  public:
-  // The launcher has received `signal` and asks the ranks to stop. `value`: 0, or kStopAtMeeting.
+  // The launcher has received `signal` and asks the ranks to stop. `value`: 0, or kMeetBeforeStop.
   void launcher_asks(int signal, int value = 0);
   // The launcher, `name` in messages, has ended. Returns true on the first call.
   bool launcher_ends(const std::string& name);
