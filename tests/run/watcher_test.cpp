@@ -5,6 +5,7 @@
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/host/processes.h"
 #include "launch/attempts.h"
+#include "launch/resizing.h"
 #include "launch/job_ranks.h"
 #include "launch/local_ranks.h"
 #include "run_harness.h"
@@ -95,9 +96,10 @@ class Watching : public ::testing::Test {
   rank::TrainerStatus status_{{}, {}};
   rank::LaunchSignals signals_;
   LaunchTask task_{temporary_.path() / "state", {.name = "test", .run_dir = temporary_.path() / "run"}, clock_};
+  Resizing resizing_{{}, folder_, variables_, task_, full_file_};
   Standby standby_;
   const Attempt attempt_{
-      {folder_, events_, screen_, status_, clock_, variables_, signals_, task_}, plan_, {}, {}, nullptr, standby_};
+      {folder_, events_, screen_, status_, clock_, variables_, signals_, task_, resizing_}, plan_, {}, {}, nullptr, standby_};
 };
 
 TEST_F(Watching, AFullDiskOfEventsKeepsNoInterruptFromTheRanks) {
@@ -117,7 +119,7 @@ TEST_F(Watching, RanksThatDoNotJoinAreNamedOnceWithWhatTheyHaveToCall) {
   const HurriedClock clock;
   AbsentRanks ranks;
   watch_ranks(
-      {{folder_, events_, screen_, status_, clock, variables_, signals_, task_}, plan_, {}, {}, nullptr, standby_},
+      {{folder_, events_, screen_, status_, clock, variables_, signals_, task_, resizing_}, plan_, {}, {}, nullptr, standby_},
       ranks);
   EXPECT_EQ(count_of(shown(), "not every rank has joined the run within 30 s"), 1) << shown();
   EXPECT_THAT(shown(), HasSubstr("session = dtrain.init()"));
