@@ -202,8 +202,8 @@ class Fault:
         self.at = self.back = time.time()
 
     def twice(self):
-        self.rank()
         before = pids("a", self.bed.rank)
+        self.rank()
         wait_for(lambda: set(pids("a", self.bed.rank)) - set(before), 30)
         time.sleep(random.uniform(0, 1))
         on_host("a", "kill", "-KILL", *map(str, pids("a", self.bed.rank)[:1]))
