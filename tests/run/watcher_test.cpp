@@ -5,9 +5,9 @@
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/host/processes.h"
 #include "launch/attempts.h"
-#include "launch/resizing.h"
 #include "launch/job_ranks.h"
 #include "launch/local_ranks.h"
+#include "launch/resizing.h"
 #include "run_harness.h"
 
 namespace dtrain::launcher {
