@@ -12,7 +12,7 @@ help:
 	@echo "make test-cluster  launching over two hosts (namespaces) and by Slurm, as root"
 	@echo "make ecosystem  libraries of others over dtrain's backend of torch.distributed (WHAT=accelerate|trainer|lightning|"
 	@echo "               checkpoint|deepspeed|pytorch); 'dtrain follow' with MLflow, trackio and W&B (WHAT=trackers)"
-	@echo "make mutants   plant mistakes into a copy of the code: which test finds each? (MUTANTS=layers|torch_distributed|gpu|virtual_ranks)"
+	@echo "make mutants   plant mistakes into a copy of the code: which test finds each? (MUTANTS=layers|torch_distributed|gpu|virtual_ranks|queue)"
 	@echo "make bench     run the benchmarks and print their JSON"
 	@echo "make bench-faults  plant faults into real runs: does 'dtrain analyze' name cause, rank and cost?"
 	@echo "make soak      random cases: faults while checkpoints are written, power cuts (SOAK_CASES=1000 SOAK_SEED=1);"

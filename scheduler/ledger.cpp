@@ -35,11 +35,12 @@ TaskId Ledger::submit(const TaskRequest& request) {
   impl_->database
       .prepare(
           "INSERT INTO tasks (name, state, reason, priority, slots, claim, run_dir, boot, namespace, pid, ticks, "
-          "lease, placed_by_others, submitted, request) VALUES (?1, 0, '', ?2, ?3, '', ?4, ?5, ?6, ?7, ?8, ?9, ?10, "
-          "?11, ?12)")
+          "lease, placed_by_others, submitted, request, elastic_min, elastic_max) VALUES (?1, 0, '', ?2, ?3, '', ?4, "
+          "?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)")
       .bind(request.name, request.priority, request.slots.slots, request.run_dir.string(), owner.place.boot,
             owner.place.namespace_, owner.pid, owner.ticks, (impl_->clock.monotonic() + kLease).count(),
-            request.placed_by_others ? 1 : 0, impl_->clock.wall().count(), to_text(request))
+            request.placed_by_others ? 1 : 0, impl_->clock.wall().count(), to_text(request),
+            request.elastic ? request.elastic->min : 0, request.elastic ? request.elastic->max : 0)
       .run();
   const TaskId id = impl_->database.last_row_id();
   impl_->enter_state(id, TaskState::kQueued, "");
@@ -64,42 +65,34 @@ std::optional<Claim> Ledger::try_claim(TaskId id, Waiting* waiting) {
     impl.seen_waiting = verdict.waiting;
     if (waiting) *waiting = verdict.waiting;
   };
-  const auto look = [&] {
-    Verdict verdict = impl.judge_now(id);
-    if (!verdict.claim) verdict.waiting.reason += impl.makes_room(id);
-    return verdict;
-  };
   {  // nearly all calls end here, without holding up writers
     Transaction transaction(impl.database, Kind::kRead);
     const std::int64_t generation = impl.generation();
-    const Verdict verdict = look();
-    const bool asks = !verdict.claim && !impl.victims_of(id).empty();
+    const Impl::Look look = impl.look(id);
     transaction.commit();
-    if (!verdict.claim && !asks) {
-      remember(verdict, generation);
+    if (!look.verdict.claim && look.yields.empty()) {
+      remember(look.verdict, generation);
       return std::nullopt;
     }
   }
   // The task is judged again with the write lock held: another launch may have claimed the same slots since the read.
   Transaction transaction(impl.database, Kind::kWrite);
-  Verdict verdict = impl.judge_now(id);
-  if (!verdict.claim) {
-    if (const auto victims = impl.victims_of(id); !victims.empty()) impl.ask_to_yield(victims, id);
-    verdict = look();
+  Impl::Look look = impl.look(id);
+  if (!look.verdict.claim) {
+    if (!look.yields.empty()) {
+      impl.ask_to_yield(look.yields, id);
+      look = impl.look(id);
+    }
     const std::int64_t generation = impl.generation();
     transaction.commit();
-    remember(verdict, generation);
+    remember(look.verdict, generation);
     return std::nullopt;
   }
-  for (const SlotKey& key : keys_of(*verdict.claim)) {  // the table's key rules out a second holder
-    impl.database.prepare("INSERT INTO claims VALUES (?1, ?2, ?3)").bind(key.name, key.index, id).run();
-  }
-  impl.database.prepare("UPDATE tasks SET claim = ?1, started = ?2 WHERE id = ?3")
-      .bind(to_text(*verdict.claim), impl.clock.wall().count(), id)
-      .run();
+  impl.hold(id, *look.verdict.claim);
+  impl.database.prepare("UPDATE tasks SET started = ?1 WHERE id = ?2").bind(impl.clock.wall().count(), id).run();
   impl.enter_state(id, TaskState::kStarting, "");
   transaction.commit();
-  return verdict.claim;
+  return look.verdict.claim;
 }
 
 void Ledger::set_state(TaskId id, TaskState state, const std::string& reason) {
@@ -123,19 +116,20 @@ Orders Ledger::orders(TaskId id) {
   {  // over before the lease is written
     Statement row = impl_->database.prepare(
         "SELECT kills, state, paused, yield_to, (SELECT name FROM tasks AS other WHERE other.id = tasks.yield_to), "
-        "resize_to, resize_why FROM tasks WHERE id = ?1");
+        "resize_to, resize_why, keeps FROM tasks WHERE id = ?1");
     if (!row.bind(id).step()) throw no_task(id);
     orders.kills = static_cast<int>(row.integer(0));
     const auto state = static_cast<TaskState>(row.integer(1));
     orders.lost = has_ended(state);
     if (!orders.lost && state != TaskState::kQueued) {
-      if (row.integer(3) != 0)
+      if (row.integer(3) != 0 && row.view(7).empty())
         orders.yield = "preempted by task " + std::to_string(row.integer(3)) + " (" + row.text(4) + ")";
       if (row.integer(2) != 0) orders.yield = "dtrain task pause";
     }
     orders.resize = resize_of(row.integer(5), row.text(6));
   }
   impl_->renew_lease(id);
+  impl_->adapt_in_time(id);
   return orders;
 }
 
@@ -144,16 +138,8 @@ void Ledger::requeue(TaskId id, const std::string& reason, const TaskRequest* re
   const auto before = impl_->state_of(id);
   if (!before) throw no_task(id);
   if (has_ended(*before)) throw Error("task " + std::to_string(id) + " has ended and cannot be queued again");
-  impl_->database.prepare("DELETE FROM claims WHERE task = ?1").bind(id).run();
   impl_->database.prepare("DELETE FROM processes WHERE task = ?1").bind(id).run();
-  impl_->database.prepare("UPDATE tasks SET claim = '', yield_to = 0 WHERE id = ?1").bind(id).run();
-  if (resized) {
-    const int slots = resized->slots.slots;
-    impl_->database.prepare("UPDATE tasks SET slots = ?1, request = ?2 WHERE id = ?3")
-        .bind(slots, to_text(*resized), id)
-        .run();
-    impl_->answer_resize(id, slots, "");
-  }
+  impl_->release(id, resized);
   impl_->enter_state(id, TaskState::kQueued, reason);
   transaction.commit();
 }
@@ -178,6 +164,7 @@ bool Ledger::set_paused(TaskId id, bool paused) {
   const auto task = impl_->yielding_task(id, "pause", "scontrol requeue, hold and release do");
   if (!task || task->is_paused == paused) return false;
   impl_->database.prepare("UPDATE tasks SET paused = ?1 WHERE id = ?2").bind(paused ? 1 : 0, id).run();
+  if (task->state == TaskState::kQueued && paused) impl_->hold(id, {});
   if (task->state == TaskState::kQueued)
     impl_->enter_state(id, TaskState::kQueued, paused ? "dtrain task pause" : "dtrain task activate");
   impl_->changed();

@@ -27,7 +27,9 @@ constexpr int kPatienceMs = 20'000;
 // numbered as TaskState: below 4 a task has not ended. Columns are added below: `yield_to` is the task for which this
 // one has to give up its slots (0: none); `paused` is 1 from `dtrain task pause` to `activate`; a paused task without
 // slots is queued (state 0); `resize_to` is the number of slots with which a task has to go on (0: no other),
-// `resize_why` the cause of this order, and `resize_refused` the owner's cause for refusing the last one. `agent` and
+// `resize_why` the cause of this order, and `resize_refused` the owner's cause for refusing the last one; `elastic_min`
+// and `elastic_max` are the numbers of slots that an elastic task may have now (0: it is not elastic), and `keeps` is
+// the claim that it keeps while it carries out an order. Its claim is not empty then, though it is queued. `agent` and
 // `slot` of a claim are those of a SlotKey (queue.h).
 constexpr const char* kTables = R"sql(
   CREATE TABLE tasks (
@@ -67,6 +69,18 @@ Json to_json(std::span<const CoreUnit> cores) {
   Json json = Json::array();
   for (const CoreUnit& core : cores) json.push_back({core.number, core.node, core.package, core.kind});
   return json;
+}
+
+Json to_json(const Elastic& elastic) {
+  return {elastic.min, elastic.wanted, elastic.max, elastic.grow_after.count()};
+}
+
+Elastic elastic_of(const Json& json) {
+  const Elastic elastic{json.at(0), json.at(1), json.at(2), Nanoseconds(json.at(3).get<std::int64_t>())};
+  if (elastic.min < 1 || elastic.wanted < elastic.min || elastic.max < elastic.wanted) {
+    throw DataError("the ledger is damaged: the numbers of slots of an elastic task contradict each other");
+  }
+  return elastic;
 }
 
 std::vector<CoreUnit> units_of(const Json& json) {
@@ -132,6 +146,11 @@ Database open_ledger_file(const std::filesystem::path& folder) {
     database.execute("ALTER TABLE tasks ADD COLUMN resize_to INTEGER NOT NULL DEFAULT 0");
     database.execute("ALTER TABLE tasks ADD COLUMN resize_why TEXT NOT NULL DEFAULT ''");
     database.execute("ALTER TABLE tasks ADD COLUMN resize_refused TEXT NOT NULL DEFAULT ''");
+  }
+  if (database.value("SELECT count(*) FROM pragma_table_info('tasks') WHERE name = 'keeps'") == 0) {
+    database.execute("ALTER TABLE tasks ADD COLUMN elastic_min INTEGER NOT NULL DEFAULT 0");
+    database.execute("ALTER TABLE tasks ADD COLUMN elastic_max INTEGER NOT NULL DEFAULT 0");
+    database.execute("ALTER TABLE tasks ADD COLUMN keeps TEXT NOT NULL DEFAULT ''");
   }
   // After a power failure the last changes may be missing; the processes that these changes name no longer run then.
   database.execute("PRAGMA synchronous = NORMAL");
@@ -199,6 +218,7 @@ std::string to_text(const TaskRequest& request) {
                   {"policy", static_cast<int>(slots.policy)},
                   {"allow_heterogeneous_fits", slots.allow_heterogeneous_fits},
                   {"max_slots", or_null(request.max_slots)},
+                  {"elastic", request.elastic ? to_json(*request.elastic) : Json()},
                   {"can_yield", request.can_yield},
                   {"preemption", request.preemption},
                   {"agents", agents}});
@@ -218,6 +238,7 @@ TaskRequest parse_request(const std::string& text) {
                    .allow_heterogeneous_fits = json.at("allow_heterogeneous_fits")};
   request.can_yield = json.value("can_yield", false);  // other versions write neither
   request.preemption = json.value("preemption", false);
+  if (json.contains("elastic") && !json.at("elastic").is_null()) request.elastic = elastic_of(json.at("elastic"));
   if (!json.at("max_slots").is_null()) request.max_slots = json.at("max_slots").get<int>();
   for (const Json& agent : json.at("agents")) {
     const int slots = agent.at(1);

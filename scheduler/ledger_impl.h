@@ -65,6 +65,7 @@ struct YieldingTask {
   bool is_paused = false;
   int slots = 0;
   std::optional<Resize> resize;
+  TaskRequest request;  // as it was submitted
 };
 
 // A task that has not ended, with its owner.
@@ -76,22 +77,37 @@ struct Owned {
   Nanoseconds entered{0};  // monotonic clock: start of this state
 };
 
+// The request of a queued task, with the text that it was read from.
+struct ReadRequest {
+  std::string text;
+  TaskRequest request;
+  std::optional<Elastic> elastic;  // as the task was submitted
+};
+
+// Returns the numbers of slots of a task that may have `most` now; 0: it is not elastic.
+std::optional<Elastic> elastic_now(std::optional<Elastic> elastic, std::int64_t most);
+
 struct Ledger::Impl {
   Database database;
   const Clock& clock;
   Place here = this_place();
-  std::map<TaskId, TaskRequest> requests;  // of queued tasks: they change only with their number of slots
+  std::map<TaskId, ReadRequest> requests;  // of queued tasks
   // The last result of try_claim(), which need not look again while nothing changes.
   std::int64_t seen_generation = -1;
   Nanoseconds seen_at{0};
   TaskId seen_task = 0;
   Waiting seen_waiting;
+  // The last look of adapt_in_time().
+  TaskId adapted_task = 0;
+  Nanoseconds adapted_at{0};
 
   std::int64_t generation() { return database.value("SELECT value FROM generation"); }
   // Called inside a transaction: makes waiting processes look again.
   void changed() { database.execute("UPDATE generation SET value = value + 1"); }
   void enter_state(TaskId id, TaskState state, const std::string& reason);
   void finish(TaskId id, TaskState state, const std::string& reason, int exit_code);
+  void hold(TaskId id, const Claim& claim);
+  void release(TaskId id, const TaskRequest* resized);
   std::optional<TaskState> state_of(TaskId id);
   void renew_lease(TaskId id);
 
@@ -104,14 +120,42 @@ struct Ledger::Impl {
   void answer_resize(TaskId id, int slots, const std::string& refused);
 
   const TaskRequest& request_of_queued(TaskId id);
-  // Returns the queued tasks in order, without those whose owner is stopped and so has not renewed the lease.
+  // Returns the queued tasks in order, without those whose owner is stopped and so has not renewed the lease, and
+  // without those that have kept slots.
   std::vector<QueuedTask> queue(TaskId always);
   HeldSlots held_slots();
   Verdict judge_now(TaskId id);
-  // victims_of(): tasks that should make room for one that may preempt; ask_to_yield() asks them (in a transaction).
-  std::vector<RunningTask> running_tasks();
-  std::vector<TaskId> victims_of(TaskId id);
-  void ask_to_yield(const std::vector<TaskId>& victims, TaskId to);
+
+  // --- ledger_elastic.cpp: what tasks give to others, and get from what is free ---
+  struct Tasks {
+    std::vector<RunningTask> running;
+    std::map<TaskId, TaskRequest> requests;  // of elastic ones, which `running` refers to
+  };
+  // Returns the tasks that hold slots, even if they are queued.
+  Tasks running_tasks();
+  struct Look {
+    Verdict verdict;
+    std::vector<Yield> yields;  // what to ask of others first; there is no claim then
+  };
+  // Judges a queued task, which may make others give up slots.
+  Look look(TaskId id);
+  void ask_to_yield(const std::vector<Yield>& yields, TaskId to);
+  // Returns the claim with which a queued task goes on that has kept slots: all of these, and free ones if it grows.
+  Claim resumed_claim(TaskId id, const Claim& kept, int slots);
+  // An order to go on with other slots.
+  struct Change {
+    int slots = 0;
+    Claim keeps;
+    std::string why;
+  };
+  // Returns an order for an elastic task that trains: for fewer slots if it has more than it may have, or for more if
+  // these are free and it has trained for some time (`at_once`: however long). Empty: it has what it may have.
+  std::optional<Change> change_of(TaskId id, bool at_once);
+  void order(TaskId id, const Change& change);
+  // Orders such a change if it is time to look for one. Not in a transaction.
+  void adapt_in_time(TaskId id);
+  // Sets the most slots of an elastic task, as Ledger::request_slots().
+  bool limit_slots(TaskId id, const TaskRequest& request, int most);
   // Returns the tasks that were asked and still hold slots, as text: "; task 3 saves and makes room". Empty: none.
   std::string makes_room(TaskId id);
   std::vector<ProcessKey> processes_of(TaskId id);

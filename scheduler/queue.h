@@ -1,5 +1,6 @@
 // Decides whether a task may start now, behind the earlier tasks in the queue, on which slots, or why not, and which
-// running tasks must yield to it. The ledger has the order (ledger_impl.cpp). Pure, any thread. Private to scheduler.
+// running tasks must yield to it, and which of them gets more. The ledger has the order (ledger_impl.cpp). Pure, any
+// thread. Private to scheduler.
 //
 // Tasks queue by priority, then by age. A task starts when place() finds room for it, on slots that no earlier task
 // could use in any placement. So a later task never makes an earlier one wait longer (conservative backfill, on whole
@@ -47,8 +48,9 @@ struct Verdict {
   Waiting waiting;  // set if there is no claim
 };
 
-// Judges the last task of `queue`, behind the earlier tasks in their order.
-Verdict judge(std::span<const QueuedTask> queue, const HeldSlots& held);
+// Judges the last task of `queue`, behind the earlier tasks in their order. It gets more slots than it asks for only if
+// none of `later` could use them.
+Verdict judge(std::span<const QueuedTask> queue, const HeldSlots& held, std::span<const QueuedTask> later = {});
 
 // A task with slots, which it may have to give up so that a task with a lower priority number can start.
 struct RunningTask {
@@ -57,11 +59,35 @@ struct RunningTask {
   Nanoseconds started{0};   // time at which it got its slots
   bool can_yield = false;   // may be asked to save and to give them up for a while
   bool is_leaving = false;  // it stops, or was asked to already
+  // Of an elastic task, which goes on with other slots: its request, the slots that it holds, and those that it keeps
+  // because it was asked for the others already.
+  const TaskRequest* request = nullptr;
+  Claim claim;
+  std::optional<Claim> keeps;
+
+  bool is_elastic() const { return request != nullptr; }
 };
 
-// Returns the tasks to ask so that the last of `queue` fits: the largest priority numbers first, the youngest first
-// among equal ones, and only as many as are needed. Empty: it fits without asking, or asking does not help.
-std::vector<TaskId> choose_victims(std::span<const QueuedTask> queue, const HeldSlots& held,
-                                   std::span<const RunningTask> running);
+// What a running task is asked for.
+struct Yield {
+  TaskId id = 0;
+  Claim keeps;  // it goes on with these slots; empty: it gives up all of them for a while
+  bool operator==(const Yield&) const = default;
+};
+
+// Returns what to ask of running tasks so that the last of `queue` gets the slots that it asks for. Elastic tasks give
+// up some of theirs; only if that does not let it start at all, tasks stop. Of those that may be asked, the ones with
+// the largest priority number give first, the youngest first among equal ones, and no task gives more than is needed.
+// Empty: it fits without asking, or asking does not help.
+std::vector<Yield> choose_yields(std::span<const QueuedTask> queue, const HeldSlots& held,
+                                 std::span<const RunningTask> running);
+
+// Returns a part of an elastic task's slots, so many of them; empty: the request cannot be placed on a part of them.
+std::optional<Claim> part_of(const RunningTask& task, int slots);
+
+// Returns the slots with which a running task that may have more would go on: its own, and free ones that no task of
+// `waiting` could use, nor one of `running` that is before it and may have more. Empty: it gets no more.
+std::optional<Claim> larger_claim(TaskId id, std::span<const QueuedTask> waiting, const HeldSlots& held,
+                                  std::span<const RunningTask> running);
 
 }  // namespace dtrain::scheduler

@@ -42,9 +42,15 @@ Json cores_per_slot(const scheduler::Task& task) {
   return task.cores_per_slot > 0 ? Json(task.cores_per_slot) : Json();
 }
 
-// "2 slots x 16 cores", "3 slots"
+// "1..4": the numbers of slots that an elastic task may have. Empty: it is not elastic.
+std::string elastic_text(const scheduler::Task& task) {
+  return task.most > 0 ? std::to_string(task.least) + ".." + std::to_string(task.most) : std::string();
+}
+
+// "2 slots x 16 cores", "3 slots", "2 of 1..4 slots"
 std::string slots_text(const scheduler::Task& task) {
-  const std::string slots = count_of(task.slots, "slot");
+  const std::string slots = task.most > 0 ? std::to_string(task.slots) + " of " + elastic_text(task) + " slots"
+                                          : count_of(task.slots, "slot");
   const Json cores = cores_per_slot(task);
   return cores.is_null() ? slots : slots + " x " + count_of(cores.get<std::int64_t>(), "core");
 }
@@ -88,6 +94,7 @@ class TaskTable {
                                        {"name"},
                                        {"state"},
                                        {"slots"},
+                                       {.name = "elastic", .title = "of"},
                                        {.name = "cores_per_slot", .title = "x cores"},
                                        {"agents"},
                                        {"priority"},
@@ -107,13 +114,16 @@ class TaskTable {
     const Cell behind = task.waiting ? Cell(task.waiting->behind) : Cell();
     const std::string& why = reason_of(task);
     const Cell reason = why.empty() ? Cell() : Cell(why);
+    const std::string elastic = elastic_text(task);
+    const Cell of = elastic.empty() ? Cell() : Cell(elastic);
     const Json cores = cores_per_slot(task);
     const Cell each = cores.is_null() ? Cell() : Cell(cores.get<int>());
     if (for_people_) {
-      table_.add({task.id, task.name, to_string(task.state), task.slots, each, agents, task.priority, behind, reason});
+      table_.add(
+          {task.id, task.name, to_string(task.state), task.slots, of, each, agents, task.priority, behind, reason});
     } else {
-      table_.add({task.id, task.name, to_string(task.state), task.slots, each, agents, task.priority, behind, reason,
-                  format_utc(task.submitted), utc(task.started), utc(task.ended), task.exit_code, task.run_dir,
+      table_.add({task.id, task.name, to_string(task.state), task.slots, of, each, agents, task.priority, behind,
+                  reason, format_utc(task.submitted), utc(task.started), utc(task.ended), task.exit_code, task.run_dir,
                   task.launcher_pid});
     }
   }
@@ -165,6 +175,7 @@ Json to_json(const Task& task, const std::vector<StateChange>& history) {
           {"reason", reason_of(task).empty() ? Json() : Json(reason_of(task))},
           {"behind", task.waiting ? Json(task.waiting->behind) : Json()},
           {"slots", task.slots},
+          {"elastic", task.most > 0 ? Json{{"min", task.least}, {"max", task.most}} : Json()},
           {"resize", task.resize ? Json{{"slots", task.resize->slots}, {"reason", task.resize->why}} : Json()},
           {"resize_refused", task.resize_refused.empty() ? Json() : Json(task.resize_refused)},
           {"cores_per_slot", cores_per_slot(task)},
@@ -317,8 +328,12 @@ std::string answer_to_resize(scheduler::Ledger& ledger, scheduler::TaskId id, in
 
 std::string resize(scheduler::Ledger& ledger, scheduler::TaskId id, int slots, const Clock& clock) {
   const std::string name = "task " + std::to_string(id);
-  if (ledger.request_slots(id, slots, "dtrain task resize")) return answer_to_resize(ledger, id, slots, clock);
+  const bool has_asked = ledger.request_slots(id, slots, "dtrain task resize");
   const scheduler::Task task = *ledger.find(id);
+  if (task.most > 0 && !has_ended(task.state)) {
+    return name + " may have " + elastic_text(task) + " slots from now on, and has " + std::to_string(task.slots);
+  }
+  if (has_asked) return answer_to_resize(ledger, id, slots, clock);
   if (has_ended(task.state)) {
     return name + " has already ended: " + state_text(task) +
            "\n  dtrain launch --continue RUN --set resources.slots_per_trial=" + std::to_string(slots) +

@@ -59,7 +59,9 @@ std::vector<std::string> launch_command(const EvaluateRequest& request) {
   for (const std::string& value : request.overrides) {
     if (!value.starts_with("initial_weights")) add("--set", value);
   }
-  if (request.slots) add("--set", "resources.slots_per_trial=" + std::to_string(*request.slots));
+  if (request.slots) {
+    add("--set", "resources.slots_per_trial=" + std::to_string(*request.slots), "--set", "resources.elastic=null");
+  }
   Json weights = {{"file", fs::absolute(request.weights).string()}};
   if (request.is_checkpoint) weights["training_state"] = true;
   add("--set", "initial_weights=" + to_line(weights));

@@ -82,6 +82,10 @@ Assignment read_assignment(const RankIdentity& identity) {
     Assignment assignment{.experiment =
                               config::read_experiment(options.experiment_file, options.overrides, options.contents)};
     const config::Experiment& experiment = assignment.experiment;
+    if (!launched) {
+      config::refuse_elastic(experiment, "is for `dtrain launch`, whose queue changes the number of slots",
+                             "leave it out, or start the run with dtrain launch");
+    }
     share_new_files(experiment);
     check_kind(experiment, options.for_model);
     check_model_files(experiment);

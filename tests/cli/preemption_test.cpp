@@ -80,6 +80,40 @@ TEST_F(TakingTurns, ByPriorityThreeTimesEachAndBothEndWithTheUndisturbedBits) {
                                             "preempted by task 2 (test)", "preempted by task 2 (test)"));
 }
 
+TEST_F(TakingTurns, AnElasticTaskGivesThreeOfFourSlotsAndTakesThemBack) {
+  std::ofstream(run_.folder() / "cluster.yaml") << "agents: [{id: here, host: localhost, slots: 4, slot_type: cpu}]\n"
+                                                   "scheduler: {preemption: true, grow_after: 0.1}\n";
+  const auto launch = [&](const std::string& resources, int step_ms) -> Command& {
+    return QueuedLaunches::launch(
+        {"--set", "resources={" + resources + "}", "--set", "hyperparameters.step_ms=" + std::to_string(step_ms)});
+  };
+  const auto has_slots = [&](int slots) {
+    return eventually([&] {
+      const Json task = show(1);
+      return task.at("slots") == slots && task.at("state") == "running";
+    });
+  };
+  Command& low = launch("priority: 50, slots_per_trial: 4, elastic: {min: 1}", 20);
+  ASSERT_TRUE(trains(1, 1)) << low.out() << low.err();
+  EXPECT_EQ(show(1).at("elastic"), Json::parse(R"({"min": 1, "max": 4})"));
+  Command& high = launch("priority: 10, slots_per_trial: 3", 5);
+  ASSERT_TRUE(has_slots(1)) << low.out() << low.err() << high.out();
+  EXPECT_THAT(task({"list"}).out, HasSubstr("1..4"));
+  EXPECT_THAT(task({"resize", "1", "--slots", "5"}).err, HasSubstr("task 1 trains with 1 to 4 slots, not with 5"));
+  EXPECT_EQ(high.wait().describe(), "exit status 0") << high.out() << high.err();
+  ASSERT_TRUE(has_slots(4)) << low.out() << low.err();
+  EXPECT_EQ(low.wait().describe(), "exit status 0") << low.err();
+  expect_metrics_whole(1);
+  expect_metrics_whole(2);
+  std::vector<std::pair<int, int>> changes;
+  for (const Json& event : read_lines(folder(1) / "run" / "events.jsonl")) {
+    if (event.at("event") == "resized") changes.emplace_back(event.at("from"), event.at("to"));
+  }
+  EXPECT_THAT(changes, testing::ElementsAre(std::pair(4, 1), std::pair(1, 4)));
+  EXPECT_THAT(low.out(), HasSubstr("shrinking for task 2 (test): the run goes on with 1 slot instead of 4"));
+  EXPECT_THAT(high.out(), HasSubstr("; task 1 saves and makes room"));
+}
+
 TEST_F(TakingTurns, NothingIsPreemptedUnlessTheClusterFileSaysSo) {
   write_cluster("scheduler: {preemption: false}\n");
   Command& low = launch(50);

@@ -57,6 +57,19 @@ TEST(Experiment, LeavesTheNumberOfSlotsOpen) {
   EXPECT_EQ(read_text(kLeast).auto_slots_at, "");
 }
 
+TEST(Experiment, ElasticSlotsIncludeTheNumberAskedFor) {
+  const auto read = [](const std::string& resources) { return read_text(kLeast + "resources: " + resources + "\n"); };
+  const Experiment given = read("{slots_per_trial: 4, elastic: {min: 1}}");
+  EXPECT_EQ(given.resources.elastic, (Elastic{1, {}}));
+  EXPECT_EQ(given.resources.most_slots(), 4);
+  EXPECT_THAT(given.elastic_at, testing::EndsWith(":4"));
+  EXPECT_EQ(read("{elastic: {max: 4}}").resources.slots_per_trial, 4);
+  EXPECT_EQ(read("{elastic: {min: 2, max: 4}}").resources.slots_per_trial, 4);
+  EXPECT_EQ(read("{elastic: {min: 2}}").resources.slots_per_trial, 2);
+  EXPECT_EQ(read("{slots_per_trial: 3, elastic: {min: 2, max: 4}, max_slots: 4}").resources.most_slots(), 4);
+  EXPECT_EQ(read("{slots_per_trial: 3}").elastic_at, "");
+}
+
 TEST(Experiment, AnUnchangedScriptHasItsOwnLength) {
   for (const char* const searcher : {"", "searcher: {metric: loss}\n"}) {
     const Experiment experiment = read_text(
@@ -83,7 +96,7 @@ TEST(Experiment, EveryDefaultMayBeWrittenOut) {
   EXPECT_NO_THROW(read_text(kLeast + R"(
 description: ""
 labels: []
-resources: {slots_per_trial: 1, cores_per_slot: auto, slot_type: auto, priority: 42, is_single_node: false, resource_pool: default, max_slots: null}
+resources: {slots_per_trial: 1, elastic: null, cores_per_slot: auto, slot_type: auto, priority: 42, is_single_node: false, resource_pool: default, max_slots: null}
 optimizations:
   aggregation_frequency: 1
   average_aggregated_gradients: true
@@ -146,7 +159,7 @@ hyperparameters:
   momentum: {type: const, val: 0.9}
   layers: [16, 32]
   nested: {flag: true, word: "yes", quoted: "5", nothing: null}
-resources: {slots_per_trial: 4, cores_per_slot: 2, slot_type: cpu, is_single_node: true, priority: 7, resource_pool: fast, max_slots: 8}
+resources: {slots_per_trial: 4, elastic: {min: 2, max: 8}, cores_per_slot: 2, slot_type: cpu, is_single_node: true, priority: 7, resource_pool: fast, max_slots: 8}
 optimizations:
   aggregation_frequency: 4
   average_aggregated_gradients: false
@@ -197,7 +210,7 @@ environment:
   EXPECT_EQ(to_line(experiment.hyperparameters),
             R"({"global_batch_size":128,"lr":0.001,"momentum":0.9,"layers":[16,32],)"
             R"("nested":{"flag":true,"word":"yes","quoted":"5","nothing":null}})");
-  EXPECT_EQ(experiment.resources, (Resources{4, 2, SlotType::kCpu, true, 7, "fast", 8}));
+  EXPECT_EQ(experiment.resources, (Resources{4, Elastic{2, 8}, 2, SlotType::kCpu, true, 7, "fast", 8}));
   const Optimizations& optimizations = experiment.optimizations;
   EXPECT_EQ(optimizations.aggregation_frequency, 4);
   EXPECT_FALSE(optimizations.average_aggregated_gradients);
@@ -371,7 +384,7 @@ TEST(Experiment, JsonShowsWhatIsInEffectUnderTheKeysOfTheFile) {
   const std::string expected =
       std::string(
           R"({"name":"demo","description":"","labels":[],"entrypoint":["trial"],"hyperparameters":{"global_batch_size":64},)"
-          R"("resources":{"slots_per_trial":1,"cores_per_slot":"auto","slot_type":"auto","is_single_node":false,"priority":42,)"
+          R"("resources":{"slots_per_trial":1,"elastic":null,"cores_per_slot":"auto","slot_type":"auto","is_single_node":false,"priority":42,)"
           R"("resource_pool":"default","max_slots":null},)"
           R"("optimizations":{"aggregation_frequency":2,"average_aggregated_gradients":true,)"
           R"("average_training_metrics":true,"tensor_fusion_threshold":64,"tensor_fusion_cycle_time":null,)"

@@ -29,6 +29,9 @@ NOT_EXPRESSIBLE = {
     "wrong/syntax: keys given twice": "a validator sees the last of equal keys alone; editors report them themselves",
     "wrong/resources: a batch smaller than the slots": "compares two values",
     "wrong/resources: fewer slots than one trial": "compares two values",
+    "wrong/resources: elastic slots without the number asked for": "compares two values",
+    "wrong/resources: an elastic maximum below the minimum": "compares two values",
+    "wrong/resources: elastic slots of which there are too many": "compares two values",
     "wrong/syntax: keys given twice inside values of the trial": "as above",
     "wrong/syntax: a merge key": "any key may stand there",
     "wrong/values: values that YAML 1.1 reads in another way": "a validator sees values as one version of YAML reads them",
@@ -158,6 +161,7 @@ BASES = {
     "experiment": {
         "program": PROGRAM,
         "unchanged script": {"entrypoint": "train.py", "as_is": "exchange", "hyperparameters": {"global_batch_size": 1000000}},
+        "elastic": PROGRAM | {"resources": {"elastic": {}}},
         "virtual ranks": PROGRAM | {"reproducibility": {"virtual_ranks": 4}},
         "early stopping": PROGRAM | {"min_validation_period": {"batches": 10},
                                      "early_stopping": {"metric": "loss", "patience": 1}},
@@ -330,7 +334,7 @@ class Drift(unittest.TestCase):
                     # Elsewhere the bases of an experiment are all the same.
                     special = (("hyperparameters",) if name == "constant" else
                                ("reproducibility", "resources", "communication", "recovery", "optimizations")
-                               if name == "virtual ranks" else ("optimizations",)
+                               if name == "virtual ranks" else ("resources",) if name == "elastic" else ("optimizations",)
                                if "optimizations" in base else ("checkpoint_storage",) if "checkpoint_storage" in base
                                else ("initial_weights",) if "initial_weights" in base
                                else ("data",) if base.get("data", {}).get("format") == "shards" or name in ("pad_to_longest", "pack_tokens")
@@ -350,7 +354,7 @@ class Drift(unittest.TestCase):
             for number, (name, path, value, document) in enumerate(cases):
                 if path[-1] == "virtual_ranks" and isinstance(value, int) and value > 0:
                     continue  # compares values: it is at least the slots, and divides the batch
-                if name == "virtual ranks" and path[-1] == "slots_per_trial" and isinstance(value, int) and value > 4:
+                if name == "virtual ranks" and path[-1] in ("slots_per_trial", "min", "max") and isinstance(value, int) and value > 4:
                     continue
                 if path[-1] in ("mask", "lengths", "positions", "documents") and value is True:
                     continue  # compares two values: forward() gets the same in training and in validation

@@ -332,7 +332,7 @@ write("run_files", "torn", two(lines[:-30], two(plan[:-30], metrics[0])))
 write("run_files", "wrong_types", two(b'{"event":5,"pid":"x"}\n[1]\n', two(b'{"name":1,"experiment":[]}', b'{"kind":{},"metrics":1}\n')))
 
 request = (b'{"slots":2,"cores_per_slot":1,"is_single_node":false,"resource_pool":"default","slot_type":0,"policy":0,'
-           b'"allow_heterogeneous_fits":false,"max_slots":null,"can_yield":true,"preemption":false,'
+           b'"allow_heterogeneous_fits":false,"max_slots":null,"elastic":[1,2,4,60000000000],"can_yield":true,"preemption":false,'
            b'"agents":[["a",2,"default",0],["b",4,"default",0,[],[[0,1,2,3]]]]}')
 write("ledger", "request", b"\0" + request)
 write("ledger", "wrong_types", b"\0" + request.replace(b'"default"', b"5"))

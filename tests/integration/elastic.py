@@ -1,12 +1,13 @@
 """Runs that change their number of slots while they train (`dtrain task resize`).
 
-    elastic.py BIN_FOLDER [--long] [Virtual|Plain|Windows|Refusals[.test]]
+    elastic.py BIN_FOLDER [--long] [Virtual|Plain|Windows|Refusals|Queue[.test]]
 
 The trial waits in chosen batches until it is told to go on, so the orders arrive in mid-epoch. It logs its samples: each batch must
 have those of a run that nothing disturbs, once. Virtual: with virtual ranks, weights, checkpoints and metrics have the bits of that
 run. Plain: without them a plain model is within 1e-6 of it, 40 batches later; what dropout and batch norm make different is printed.
 Windows: the change waits for the end of a window of aggregation_frequency. Refusals: what cannot be resized goes on
-undisturbed. --long: all changes with all models, of which one has dropout and batch norm.
+undisturbed. Queue: an elastic task gives slots to a task of higher priority and takes them back; where the key is refused. --long:
+all changes with all models, of which one has dropout and batch norm.
 """
 import json
 import subprocess
@@ -24,7 +25,8 @@ def sections(slots, model, folder, hold=(), virtual=0, batches=BATCHES, **more):
     return {"name": "elastic", "entrypoint": more.pop("entrypoint", BUILD.program("virtual_trial")),
             "hyperparameters": {"global_batch_size": 24, "ragged": True, **MODELS[model], "hold": list(hold), "folder": str(folder),
                                 **more.pop("hyperparameters", {})},
-            "data": more.pop("data", {"samples": 8 * 24 + 5}), "resources": {"slots_per_trial": slots, "slot_type": "cpu"},
+            "data": more.pop("data", {"samples": 8 * 24 + 5}),
+            "resources": {"slots_per_trial": slots, "slot_type": "cpu", **more.pop("resources", {})},
             "searcher": {"max_length": {"batches": batches}, "metric": "accuracy", "smaller_is_better": False},
             "min_validation_period": {"batches": 5}, "scheduling_unit": 3,
             "reproducibility": {"experiment_seed": 5, **({"virtual_ranks": virtual} if virtual else {})}, **more}
@@ -43,7 +45,7 @@ def logged_samples(folder):
 class Launched:
     """A launch that goes on beside the test."""
 
-    def __init__(self, work, name, extra=None, **content):
+    def __init__(self, work, name, extra=None, options=(), **content):
         self.folder = work.path / name
         self.folder.mkdir()
         self.extra = extra or {}
@@ -51,7 +53,7 @@ class Launched:
         self.log = self.folder / "output"
         file = write_experiment(self.folder / "experiment.yaml", **sections(folder=self.folder, **content))
         with self.log.open("w") as output:
-            self.process = subprocess.Popen([BUILD.program("dtrain"), "launch", str(file), "--run-dir", str(self.run_dir)],
+            self.process = subprocess.Popen([BUILD.program("dtrain"), "launch", str(file), "--run-dir", str(self.run_dir), *map(str, options)],
                                             env=environment(**self.extra), stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
     def task(self, *words, code=0):
@@ -243,6 +245,75 @@ class Refusals(Elastic):
         self.assertEqual(changed.events("resize_refused")[0]["from"], 2)
         self.check_samples(changed, whole)
         self.assertEqual(differences(left(whole.run_dir), left(changed.run_dir)), [])
+
+
+class Queue(Elastic):
+    """Four slots for all launches."""
+
+    def setUp(self):
+        super().setUp()
+        self.cluster = self.work.path / "cluster.yaml"
+        self.cluster.write_text("agents: [{id: here, host: localhost, slots: 4, slot_type: cpu}]\n"
+                                "scheduler: {preemption: true, grow_after: 0.2}\n")
+
+    def queue(self, name, **content):
+        return self.start(name, options=("--cluster", self.cluster), **content)
+
+    def shown(self, launched):
+        return json.loads(launched.task("show", launched.id(), "--json"))
+
+    def test_three_of_four_slots_go_to_a_task_of_higher_priority_and_come_back(self):
+        whole = self.undisturbed("whole", slots=2, model="cnn", virtual=4)
+        low = self.queue("low", slots=4, model="cnn", virtual=4, hold=(7, HOLD, 22), resources={"elastic": {"min": 1}, "priority": 60})
+        low.wait_for_batch(7)
+        self.assertEqual((self.shown(low)["slots"], self.shown(low)["elastic"]), (4, {"min": 1, "max": 4}))
+        high = self.queue("high", slots=3, model="plain", batches=20, hold=(HOLD,), resources={"priority": 10})
+        wait_until(lambda: "saves and makes room" in high.log.read_text(), "the order to shrink")
+        low.let_go(7)
+        high.wait_for_batch(HOLD)
+        low.wait_for_batch(HOLD)
+        claims = [self.shown(task)["claim"][0]["slots"] for task in (low, high)]
+        self.assertEqual([len(slots) for slots in claims], [1, 3])
+        self.assertEqual(sorted(claims[0] + claims[1]), [0, 1, 2, 3])
+        self.assertIn("1 of 1..4 slots", low.task("show", low.id()))
+        high.let_go(HOLD)
+        high.end()
+        wait_until(lambda: self.shown(low)["resize"], "the order to grow")
+        low.let_go(HOLD)
+        low.wait_for_batch(22)
+        self.assertEqual(self.shown(low)["slots"], 4)
+        low.let_go(22)
+        result = low.end()
+        self.assertEqual([(event["from"], event["to"]) for event in low.events("resized")], [(4, 1), (1, 4)])
+        self.assertIn(f"shrinking for task {high.id()} (elastic): the run goes on with 1 slot instead of 4, from batch ", result.output)
+        self.assertIn("growing: the run goes on with 4 slots instead of 1, from batch ", result.output)
+        self.check_samples(low, whole)
+        self.assertEqual(differences(left(whole.run_dir), left(low.run_dir)), [])
+
+    def test_starts_with_the_slots_that_are_free(self):
+        first = self.queue("first", slots=3, model="plain", batches=20, hold=(HOLD,))
+        first.wait_for_batch(HOLD)
+        second = self.queue("second", slots=4, model="plain", batches=20, resources={"elastic": {"min": 1}})
+        second.end()
+        self.assertEqual(self.shown(second)["slots"], 1)
+        self.assertEqual(json.loads((second.run_dir / "plan.json").read_text())["world_size"], 1)
+        self.assertEqual(second.events("resized"), [])
+        first.let_go(HOLD)
+        first.end()
+
+    def test_is_refused_where_nothing_changes_the_number(self):
+        folder = self.work.path / "refused"
+        folder.mkdir()
+        file = write_experiment(folder / "experiment.yaml", **sections(folder=folder, slots=2, model="plain",
+                                                                       resources={"elastic": {"min": 1}}))
+        pods = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1",
+                "PET_MASTER_PORT": "29400"}
+        launch, program = [BUILD.program("dtrain"), "launch", file], [BUILD.program("virtual_trial"), file]
+        for command, variables, why in ((launch, {}, "has no effect with resources.cores_per_slot: auto"),
+                                        (launch, pods, "is for `dtrain launch` on one host"), (program, {}, "is for `dtrain launch`")):
+            with self.subTest(why=why):
+                result = run([*map(str, command)], folder, **variables).expect(2)
+                self.assertRegex(result.output, f"{file}:[0-9]+: resources.elastic: {why}")
 
 
 if __name__ == "__main__":

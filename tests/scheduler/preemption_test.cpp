@@ -23,7 +23,12 @@ std::vector<TaskId> victims(const std::vector<TaskRequest>& queue, const HeldSlo
                             const std::vector<RunningTask>& running) {
   std::vector<QueuedTask> queued;
   for (const TaskRequest& one : queue) queued.push_back({static_cast<TaskId>(100 + queued.size()), &one});
-  return choose_victims(queued, held, running);
+  std::vector<TaskId> stopped;
+  for (const Yield& yield : choose_yields(queued, held, running)) {
+    EXPECT_THAT(yield.keeps, IsEmpty());
+    stopped.push_back(yield.id);
+  }
+  return stopped;
 }
 
 RunningTask runs(TaskId id, int priority, int started_s) {

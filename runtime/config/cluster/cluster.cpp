@@ -163,6 +163,8 @@ void read_scheduler(Section section, Scheduler& scheduler) {
   scheduler.fitting_policy = policy == "worst" ? FittingPolicy::kWorst : FittingPolicy::kBest;
   scheduler.allow_heterogeneous_fits = section.boolean("allow_heterogeneous_fits", true);
   scheduler.preemption = section.boolean("preemption", false);
+  const double seconds = section.number("grow_after", 60, 0, 1'000'000);
+  scheduler.grow_after = std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
   section.finish();
 }
 

@@ -148,6 +148,7 @@ constexpr const char* kOfTheLoop[] = {"model",
                                       "checkpoint_storage",
                                       "searcher.max_length",
                                       "records_per_epoch",
+                                      "resources.elastic",
                                       "on_non_finite",
                                       "reproducibility"};
 
@@ -180,8 +181,8 @@ Json what_tls_supports() {
   return if_then(is_given("communication", mapping_with("security", {{"const", "tls"}})), std::move(supported));
 }
 
-std::string place_of_slots(Section& root) {
-  const Value* value = root.find_at("resources.slots_per_trial");
+std::string place_of(Section& root, const std::string& path) {
+  const Value* value = root.find_at(path);
   return value ? root.collector().place(value->at) : std::string();
 }
 
@@ -270,6 +271,7 @@ void check_together(Section& root, const Experiment& experiment) {
     root.report(*batch_size, join_path(kHyperparameters.name, kGlobalBatchSize.name),
                 must_be("at least resources.slots_per_trial, which is " + std::to_string(slots), *batch_size));
   }
+  check_elastic(root, experiment);
   if (slots == 0 && optimizations.local_sgd) {
     const Value& value = *root.find_at("resources.slots_per_trial");
     root.report(
@@ -326,20 +328,6 @@ void check_together(Section& root, const Experiment& experiment) {
     root.refuse(kLoss.name,
                 kind + " needs data.format safetensors, which has tensors for the lengths, not '" + format + "'");
   }
-}
-
-void check_together(Section& section, const Resources& resources) {
-  const Value* cores = section.find("cores_per_slot");
-  if (resources.slots_per_trial == 0 && resources.cores_per_slot > 0 && cores) {
-    section.report(
-        *cores, "cores_per_slot",
-        must_be("auto with slots_per_trial: auto, which divides all cores; or give the number of slots", *cores));
-  }
-  if (!resources.max_slots || *resources.max_slots >= resources.slots_per_trial) return;
-  const Value& value = *section.find("max_slots");
-  if (as_integer(value).value != *resources.max_slots) return;  // reported already
-  section.report(value, "max_slots",
-                 must_be("at least slots_per_trial, which is " + std::to_string(resources.slots_per_trial), value));
 }
 
 std::string to_string(const Length& length) {

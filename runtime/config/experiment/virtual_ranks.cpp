@@ -67,10 +67,11 @@ void check_virtual_ranks(Section& root, const Experiment& experiment) {
   }
   for (const auto& [key, why] : refusals_with_virtual_ranks(experiment)) root.refuse(key, why);
   for (const char* const key : kOfBuckets) root.refuse(key, kNoBuckets);
-  const int slots = experiment.resources.slots_per_trial;
-  if (ranks < slots) {
-    root.refuse(kVirtualRanks, "must be at least resources.slots_per_trial, which is " + std::to_string(slots) +
-                                   ", not " + std::to_string(ranks));
+  const int slots = experiment.resources.slots_per_trial, most = experiment.resources.most_slots();
+  if (ranks < std::max(slots, most)) {
+    root.refuse(kVirtualRanks, std::string("must be at least resources.") +
+                                   (most > slots ? "elastic.max" : "slots_per_trial") + ", which is " +
+                                   std::to_string(std::max(slots, most)) + ", not " + std::to_string(ranks));
   }
   if (experiment.global_batch_size % ranks != 0) {
     root.refuse(kVirtualRanks, "must divide hyperparameters.global_batch_size, which is " +

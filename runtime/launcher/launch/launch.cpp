@@ -274,6 +274,7 @@ ExitCode carry_out(const LaunchPlan& first_plan, LaunchedRun opened, const rank:
       const auto claim = wait_in_queue(resizing, folder.path, task, signals, events, foreground);
       if (!claim) return std::nullopt;
       try {
+        resizing.take(scheduler::slots_of(*claim));
         return settle(plan, *claim, opened, variables);
       } catch (const Error& error) {
         if (resizing.go_back(error.what(), [](const std::string& line) { rank::print(line + "\n"); })) continue;

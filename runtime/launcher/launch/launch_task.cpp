@@ -166,10 +166,25 @@ std::string Detached::hear() {
               "the end of its log:\n  " + said);
 }
 
+namespace {
+
+// Empty: the task needs the plan's number of slots.
+std::optional<scheduler::Elastic> elastic_of(const LaunchPlan& plan) {
+  const config::Resources& resources = plan.experiment.resources;
+  if (!resources.elastic || plan.asked.is_trial || plan.asked.evaluates || plan.asked.mock.any()) return std::nullopt;
+  return scheduler::Elastic{.min = resources.elastic->min,
+                            .wanted = resources.slots_per_trial,
+                            .max = resources.most_slots(),
+                            .grow_after = plan.cluster.cluster.scheduler.grow_after};
+}
+
+}  // namespace
+
 scheduler::TaskRequest task_request(const LaunchPlan& plan, const std::filesystem::path& run_dir) {
   return {.name = plan.experiment.name,
           .priority = plan.experiment.resources.priority,
           .slots = plan.request,
+          .elastic = elastic_of(plan),
           .max_slots = plan.experiment.resources.max_slots,
           .agents = scheduler::empty_slots(plan.cluster),
           .run_dir = run_dir,

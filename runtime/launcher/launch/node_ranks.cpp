@@ -113,6 +113,8 @@ NodePlan plan_node(const LaunchRequest& given, const rank::NodeEnvironment& node
   NodePlan plan;
   plan.experiment = config::read_experiment(request.experiment_file, request.overrides, request.contents);
   rank::check_model_files(plan.experiment);
+  config::refuse_elastic(plan.experiment, "is for `dtrain launch` on one host, not for hosts that PET_NNODES counts",
+                         "leave it out; PET_NNODES=MIN:MAX lets the number of hosts change");
   plan.ranks_here = ranks_of_node(plan.experiment, node);
   plan.numbers_of_hosts = numbers_of_hosts(plan.experiment, node, plan.ranks_here);
   rank::check_mock(request.mock, plan.ranks_here * node.nodes);

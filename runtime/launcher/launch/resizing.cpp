@@ -84,9 +84,23 @@ bool Resizing::accepts(const scheduler::Resize& order, const Say& say) {
 
 void Resizing::requeue(const std::string& reason) {
   if (!next_) return task_.requeue(reason);
-  Change before{std::move(plan_), std::move(next_->why)};
-  plan_ = std::move(next_->plan);
-  next_.reset();
+  replace_plan(*std::exchange(next_, std::nullopt));
+  const scheduler::TaskRequest resized = task_request(plan_, folder_.path);
+  task_.requeue(reason, &resized);
+}
+
+void Resizing::take(int slots) {
+  if (slots == plan_.request.slots) return;
+  if (rank::read_state(folder_).trained < 0) {
+    plan_ = plan_for(slots);
+  } else {
+    replace_plan({plan_for(slots), former_ ? former_->why : "the queue"});
+  }
+}
+
+void Resizing::replace_plan(Change next) {
+  Change before{std::move(plan_), std::move(next.why)};
+  plan_ = std::move(next.plan);
   // Of several changes without a batch between them, the first has the plan with which batches were trained.
   if (former_) {
     former_->why = std::move(before.why);
@@ -94,8 +108,6 @@ void Resizing::requeue(const std::string& reason) {
     former_ = std::move(before);
   }
   told_ = false;
-  const scheduler::TaskRequest resized = task_request(plan_, folder_.path);
-  task_.requeue(reason, &resized);
 }
 
 void Resizing::tell(const rank::ResumePoint& resume, const Say& say) {
@@ -134,6 +146,7 @@ bool Resizing::go_back(const std::string& cause, const Say& say) {
   say("dtrain: " + former.why + " to " + count_of(slots, "slot") + " has failed: " + cause + "; the run goes on with " +
       count_of(plan_.request.slots, "slot"));
   const scheduler::TaskRequest request = task_request(plan_, folder_.path);
+  task_.refuse_slots(slots, cause);  // an elastic task is not given that number again
   task_.requeue(former.why + " to " + count_of(slots, "slot") + " has failed", &request);
   return true;
 }

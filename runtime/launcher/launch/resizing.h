@@ -34,6 +34,8 @@ class Resizing {
   bool accepts(const scheduler::Resize& order, const Say& say);
   // Queues the task again, with the plan that was accepted last if there is one. The ranks are gone.
   void requeue(const std::string& reason);
+  // Makes the plan for the slots that an elastic task has got, if these are more or fewer than those of the plan.
+  void take(int slots);
   // Says that the ranks are placed by another plan than before, and go on from `resume`.
   void tell(const rank::ResumePoint& resume, const Say& say);
   // The new plan has failed before a batch was trained with it: queues the task again with the plan before. False:
@@ -48,6 +50,8 @@ class Resizing {
     std::string why;
   };
   LaunchPlan plan_for(int slots) const;
+  // The plan becomes this one, and the one before is kept until a batch is trained.
+  void replace_plan(Change next);
   void write(const std::string& event, const Json& fields);
 
   LaunchPlan plan_;

@@ -237,6 +237,15 @@ LaunchPlan make_launch_plan(const CompleteRequest& request, const rank::Variable
     throw ConfigError(experiment.file.string() + ": reproducibility.virtual_ranks is not supported yet on GPUs",
                       "use resources.slot_type: cpu, or leave the key out");
   }
+  if (plan.launcher().type == config::LauncherType::kSlurm) {
+    config::refuse_elastic(
+        experiment, "is not supported yet with Slurm, which gives a job its slots",
+        "leave it out; --continue RUN --set resources.slots_per_trial=N goes on with another number");
+  }
+  if (!plan.on_gpus() && is_of_cores(plan) && plan.request.cores_per_slot == 0) {
+    config::refuse_elastic(experiment, "has no effect with resources.cores_per_slot: auto, where a run has all cores",
+                           "set cores_per_slot to a number, or declare slots in a cluster file");
+  }
   plan.warnings.insert(plan.warnings.end(), plan.cluster.warnings.begin(), plan.cluster.warnings.end());
   const std::vector<rank::RankPlacement> ranks = ranks_on(plan, plan.first_slots);
   const auto is_here = [](const rank::RankPlacement& rank) { return !rank.cpus.empty(); };

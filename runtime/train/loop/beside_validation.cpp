@@ -144,6 +144,7 @@ struct BesideValidation::Processes {
     }
     set("initial_weights=null");
     set("resources.slots_per_trial=" + std::to_string(slots));
+    set("resources.elastic=null");
     set("resources.cores_per_slot=auto");
     set("resources.slot_type=cpu");
     set("validation.beside=false");

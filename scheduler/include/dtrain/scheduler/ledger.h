@@ -8,6 +8,7 @@
 // recorded are gone. A Ledger belongs to one thread; a process that forks opens a new one in the child.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -34,11 +35,21 @@ bool has_ended(TaskState state);
 
 using TaskId = std::int64_t;  // 1, 2, 3, … in the order of submission
 
+// The numbers of slots of a task that goes on with more or fewer while it trains (resources.elastic).
+struct Elastic {
+  int min = 1;
+  int wanted = 1;  // min to max: for so many it makes others give up theirs
+  int max = 1;
+  Nanoseconds grow_after = std::chrono::seconds(60);  // so long it trains before it gets more
+  bool operator==(const Elastic&) const = default;
+};
+
 // The request of a launch.
 struct TaskRequest {
   std::string name;  // of the experiment; max_slots counts all tasks of this name
   int priority = 42;
   SlotRequest slots;
+  std::optional<Elastic> elastic;  // empty: it needs exactly as many as `slots` says
   std::optional<int> max_slots;    // the most that running tasks of this name may hold together
   std::vector<AgentSlots> agents;  // the cluster as this launch sees it; the ledger adds the free slots
   std::filesystem::path run_dir;
@@ -46,6 +57,10 @@ struct TaskRequest {
   bool placed_by_others = false;
   bool can_yield = false;   // it can save, give up its slots and go on later: `dtrain task pause`
   bool preemption = false;  // tasks with a lower priority number may make it do so, and it may make others do so
+
+  int least() const { return elastic ? elastic->min : slots.slots; }
+  int wanted() const { return elastic ? std::min(elastic->wanted, elastic->max) : slots.slots; }
+  int most() const { return elastic ? elastic->max : slots.slots; }
 };
 
 // Slots of one agent, by their index there, ascending.
@@ -57,6 +72,8 @@ struct ClaimedShare {
   bool operator==(const ClaimedShare&) const = default;
 };
 using Claim = std::vector<ClaimedShare>;  // in the order of the ranks
+
+int slots_of(const Claim& claim);
 
 // Takes this many slots of the request from the free cores of an agent whose slots are made of cores. A request for all
 // cores divides all of the agent's cores.
@@ -91,6 +108,8 @@ struct Task {
   std::string reason;  // reason for this state; may be empty
   int priority = 42;
   int slots = 0;
+  int least = 0;  // with which an elastic task may train; 0: it is not elastic
+  int most = 0;
   int cores_per_slot = 0;  // as requested; 0: all, or not known any more
   Claim claim;             // the slots that it holds, or held at its end; empty while queued
   std::string run_dir;
@@ -165,9 +184,10 @@ class Ledger {
   // or it cannot save and go on.
   bool set_paused(TaskId id, bool paused);
   // Asks the owner to save, to queue again with this number of slots, and to go on; a queued task only changes its
-  // request. A later order replaces one that waits. The owner may refuse it (Task::resize_refused). Returns false if
-  // the task has that number or is asked for it already, or has ended. ConfigError: there is no such task, it cannot
-  // save and go on, or `slots` is not positive.
+  // request. A later order replaces one that waits. The owner may refuse it (Task::resize_refused). An elastic task has
+  // at most so many slots from now on, and gets more than its own as they are free. Returns false if the task has that
+  // number or is asked for it already, or has ended. ConfigError: there is no such task, it cannot save and go on, or
+  // `slots` is not a number that it may have.
   bool request_slots(TaskId id, int slots, const std::string& why);
   // Ends tasks whose owner is gone, and frees their slots if none of their processes is left. True: the ledger changed.
   bool free_stale();

@@ -2,6 +2,7 @@
 // describes the keys. Plain values, no threads, no global state.
 #pragma once
 
+#include <chrono>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -39,6 +40,7 @@ struct Scheduler {
   FittingPolicy fitting_policy = FittingPolicy::kBest;
   bool allow_heterogeneous_fits = true;  // agents of different sizes for one experiment
   bool preemption = false;  // a task with a lower priority number makes others save and give up their slots
+  std::chrono::milliseconds grow_after = std::chrono::seconds(60);  // so long an elastic task trains before it grows
   bool operator==(const Scheduler&) const = default;
 };
 

@@ -147,6 +147,7 @@ struct Experiment {
   std::optional<ModelJob> model;  // set: `model:` was given and no entrypoint
   Resources resources;
   std::string auto_slots_at;              // the place of resources.slots_per_trial: auto: "file:line"; empty: not auto
+  std::string elastic_at;                 // the place of resources.elastic, in the same form; empty: not elastic
   std::int64_t global_batch_size = 0;     // at least slots_per_trial
   Json hyperparameters = Json::object();  // all of them, global_batch_size too; {type: const, val: x} is x here
   Optimizations optimizations;
@@ -210,8 +211,13 @@ inline constexpr const char* kNotForCpus =
 // Refuses keys that do not go together with validation.beside.
 void check_validation_beside(Section& root, const Experiment& experiment);
 
-// Returns the place of resources.slots_per_trial in the file; empty: it is not given.
-std::string place_of_slots(Section& root);
+// Refuses more slots than the batch can be divided among.
+void check_elastic(Section& root, const Experiment& experiment);
+
+// Returns the place of a key in the file; empty: it is not given.
+std::string place_of(Section& root, const std::string& path);
+// Refuses resources.elastic at its place, where nothing changes the number of slots; no effect without the key.
+void refuse_elastic(const Experiment& experiment, const std::string& why, const std::string& remedy);
 
 // Sets missing values from `searcher`.
 void resolve(Section& root, std::optional<EarlyStopping>& early_stopping, const Searcher& searcher);
@@ -398,7 +404,8 @@ inline void declare_keys(Keys& keys, Experiment& e) {
   keys.when_read([&](Section& root) {
     resolve(root, e.early_stopping, e.searcher);
     check_together(root, e);
-    if (e.resources.slots_per_trial == 0) e.auto_slots_at = place_of_slots(root);
+    if (e.resources.slots_per_trial == 0) e.auto_slots_at = place_of(root, "resources.slots_per_trial");
+    if (e.resources.elastic) e.elastic_at = place_of(root, "resources.elastic");
   });
   keys.schema_rule(program_or_model);
   keys.schema_rule(length_needs);

@@ -15,18 +15,37 @@ enum class SlotType { kAuto, kCpu, kCuda };
 inline constexpr std::array kSlotTypes{Word<SlotType>{"auto", SlotType::kAuto}, Word<SlotType>{"cpu", SlotType::kCpu},
                                        Word<SlotType>{"cuda", SlotType::kCuda}};
 
+// The numbers of slots with which the queue may let a task train.
+struct Elastic {
+  int min = 1;
+  std::optional<int> max;  // empty: slots_per_trial
+  bool operator==(const Elastic&) const = default;
+};
+
+inline void declare_keys(Keys& keys, Elastic& e) {
+  keys.integer({"min", "The fewest slots with which the run may train."}, e.min, {1, 65536});
+  keys.integer({"max", "The most slots that the run may get; null: slots_per_trial."}, e.max, {1, 65536});
+}
+
 struct Resources {
-  int slots_per_trial = 1;  // 0: auto
-  int cores_per_slot = 0;   // 0: auto
+  int slots_per_trial = 1;         // 0: auto
+  std::optional<Elastic> elastic;  // min to max includes slots_per_trial
+  int cores_per_slot = 0;          // 0: auto
   SlotType slot_type = SlotType::kAuto;
   bool is_single_node = false;
   int priority = 42;  // 1 to 99; lower ones go first
   std::string resource_pool = "default";
   std::optional<int> max_slots;  // of all running trials of this name together; at least slots_per_trial
   bool operator==(const Resources&) const = default;
+
+  // Returns the most slots with which the run may train.
+  int most_slots() const { return elastic ? elastic->max.value_or(slots_per_trial) : slots_per_trial; }
 };
 
+// Sets slots_per_trial where `elastic` alone is given.
+void resolve(Section& section, Resources& resources);
 void check_together(Section& section, const Resources& resources);
+Json what_elastic_needs();
 
 inline void declare_keys(Keys& keys, Resources& r) {
   keys.auto_or_integer(
@@ -35,6 +54,11 @@ inline void declare_keys(Keys& keys, Resources& r) {
        "best divided among ranks and threads ([more](performance.md#ranks-or-threads)); else all GPUs, "
        "or all slots that a file declares, of one machine."},
       r.slots_per_trial, {1, 65536});
+  keys.mapping({"elastic",
+                "Between which numbers of slots the queue may change the run while it trains; slots_per_trial is the "
+                "number that it asks for, and without that key elastic.max is, or elastic.min.",
+                "Only for `dtrain launch` without Slurm ([more](launching.md#elastic-tasks))."},
+               r.elastic);
   keys.auto_or_integer({"cores_per_slot", "How many cores each rank gets.",
                         "`auto`: all that the machine has, divided evenly among the ranks; on slots that a file "
                         "declares, all cores of the slot. A number: so many, and other experiments may run beside it "
@@ -54,7 +78,11 @@ inline void declare_keys(Keys& keys, Resources& r) {
                 "The most slots that all running tasks with this experiment's name may hold together; at least "
                 "slots_per_trial."},
                r.max_slots, {1, 65536});
-  keys.when_read([&](Section& section) { check_together(section, r); });
+  keys.when_read([&](Section& section) {
+    resolve(section, r);
+    check_together(section, r);
+  });
+  keys.schema_rule(what_elastic_needs);
 }
 
 }  // namespace dtrain::config
