@@ -20,7 +20,7 @@ TEST(Cluster, EveryKeyArrives) {
                                           Agent{"node-2", "node-2", 4, AgentSlotType::kCpu, "default"}));
   EXPECT_EQ(cluster.network_interface, "10.0.0.0/8");
   EXPECT_EQ(cluster.launcher, (Launcher{LauncherType::kSlurm, {"--partition", "long jobs"}}));
-  EXPECT_EQ(cluster.scheduler, (Scheduler{FittingPolicy::kWorst, false, true}));
+  EXPECT_EQ(cluster.scheduler, (Scheduler{FittingPolicy::kWorst, false, true, std::chrono::milliseconds(2500)}));
 }
 
 TEST(Cluster, DefaultsAreThisMachineAlone) {
