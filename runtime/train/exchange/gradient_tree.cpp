@@ -20,10 +20,9 @@ void add_left(const at::Tensor& left, at::Tensor right) {
   at::add_out(right, left, right);
 }
 
-// True if an all-reduce, which sums in rank order, makes the sums of the tree: each rank has one subtree, and each
-// joins the sum of all subtrees before it.
+// True if an all-reduce, which sums in rank order, makes the sums of the tree: each subtree joins the sum of all before
+// it. Then each rank has one, because subtrees of one rank never join first.
 bool is_rank_order(const rank::TreeExchange& tree, const comm::Communicator& communicator) {
-  if (tree.most > 1) return false;
   if (communicator.world_size() > 2 && communicator.backend() == comm::HierarchicalBackend::kWord) return false;
   for (std::size_t i = 0; i < tree.joins.size(); ++i) {
     if (tree.joins[i] != rank::Join{i, i + 1}) return false;

@@ -26,9 +26,9 @@ at::ScalarType scalar_type_of(comm::DataType type) {
   }
 }
 
-class SharedMemory final : public comm::Buffer {
+class SharedPieces final : public comm::Buffer {
  public:
-  explicit SharedMemory(std::span<std::byte> bytes) : bytes_(bytes) {}
+  explicit SharedPieces(std::span<std::byte> bytes) : bytes_(bytes) {}
   std::span<std::byte> bytes() override { return bytes_; }
 
  private:
@@ -175,7 +175,7 @@ class LogicalPeers::Peer final : public comm::CompressionPeers {
   std::unique_ptr<comm::Buffer> allocate(std::size_t bytes) override {
     if (!all_.gathers_) return std::make_unique<OwnMemory>(bytes);
     if (!all_.gathered_) all_.gathered_ = all_.communicator_.allocate(bytes);
-    return std::make_unique<SharedMemory>(all_.gathered_->bytes());
+    return std::make_unique<SharedPieces>(all_.gathered_->bytes());
   }
   comm::Work all_reduce(void* data, std::size_t count, comm::DataType type,
                         const comm::ReduceOptions& options) override {
