@@ -117,7 +117,7 @@ SocketLink::~SocketLink() {
   if (thread_.joinable()) thread_.join();
 }
 
-void SocketLink::watch(std::function<void()> gone, std::function<void(int, int)>) {
+void SocketLink::watch(std::function<void()> gone, std::function<void(int)>) {
   thread_ = start_thread("the connection to the launcher", [this, gone = std::move(gone)] {
     pollfd fds[] = {{fd_.get(), POLLIN, 0}, {stop_.get(), POLLIN, 0}};
     while (true) {
@@ -261,12 +261,12 @@ bool PlaneLink::has_entered_mpi(int rank) {
   }
 }
 
-void PlaneLink::watch(std::function<void()> gone, std::function<void(int signal, int value)> stop) {
+void PlaneLink::watch(std::function<void()> gone, std::function<void(int signal)> stop) {
   plane_->on_failure([gone = std::move(gone), stop = std::move(stop)](const comm::RankFailure& failure) {
     if (failure.rank != 0) return;  // another rank's failure: the ranks inform each other
     if (!comm::is_reported(failure.departure)) return gone();
     const Json told = Json::parse(failure.cause, nullptr, false);
-    if (told.is_object()) stop(told.value("signal", 0), told.value("value", 0));
+    if (told.is_object()) stop(told.value("signal", 0));
   });
 }
 

@@ -285,8 +285,7 @@ void RankSession::connect_launcher() {
     files_->memory.kept = !files_->memory.folder.empty();
     files_->events.open(files_->folder.events(), environment.world.rank, identity_->host.name);
   }
-  launcher_->link().watch([this] { on_launcher_end(); },
-                          [this](int signal, int value) { stops_->launcher_asks(signal, value); });
+  launcher_->link().watch([this] { on_launcher_end(); }, [this](int signal) { stops_->launcher_asks(signal); });
 }
 
 void RankSession::connect_ranks() {

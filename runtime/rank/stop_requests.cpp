@@ -44,19 +44,17 @@ namespace {
 
 // A signal handler can use static storage only; these variables are its whole state.
 std::atomic<int> g_signal{0};
-std::atomic<bool> g_meets{false};         // before it stops; set before g_signal
 std::atomic<std::int64_t> g_first_ns{0};  // the time of the first signal, on the monotonic clock
 constexpr std::int64_t kTogetherNs = 1'000'000'000;
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free);
 
-void handle(int signal, siginfo_t* info, void*) {
+void handle(int signal) {
   timespec now{};
   ::clock_gettime(CLOCK_MONOTONIC, &now);
   const std::int64_t now_ns = now.tv_sec * 1'000'000'000 + now.tv_nsec;
   // The time decides which signal was first: two threads may handle two signals at once.
   std::int64_t first_ns = 0;
   if (g_first_ns.compare_exchange_strong(first_ns, now_ns)) {
-    g_meets = info->si_code == SI_QUEUE && info->si_value.sival_int == kMeetBeforeStop;
     g_signal = signal;
   } else if (now_ns - first_ns >= kTogetherNs) {
     ::_exit(static_cast<int>(ExitCode::kInterrupted));
@@ -67,11 +65,10 @@ void handle(int signal, siginfo_t* info, void*) {
 
 StopSignals::StopSignals() {
   g_signal = 0;
-  g_meets = false;
   g_first_ns = 0;
   struct sigaction action {};
-  action.sa_sigaction = handle;
-  action.sa_flags = SA_RESTART | SA_SIGINFO;
+  action.sa_handler = handle;
+  action.sa_flags = SA_RESTART;
   for (Before& before : before_) {
     ::sigaction(before.signal, nullptr, &before.action);
     const bool stays_ignored = before.signal != SIGTERM && before.action.sa_handler == SIG_IGN;
@@ -85,10 +82,6 @@ StopSignals::~StopSignals() {
 
 int StopSignals::received() {
   return g_signal;
-}
-
-bool StopSignals::meets() {
-  return g_meets;
 }
 
 namespace {
@@ -120,11 +113,6 @@ std::optional<int> TraceSignal::take() {
   if (g_asked.load(std::memory_order_relaxed) == kNothing) return std::nullopt;
   const int asked = g_asked.exchange(kNothing);
   return asked == kNothing ? std::nullopt : std::optional(asked);
-}
-
-void StopRequests::launcher_asks(int signal, int value) {
-  g_meets = value == kMeetBeforeStop;
-  launcher_signal_ = signal;
 }
 
 bool StopRequests::launcher_ends(const std::string& name) {

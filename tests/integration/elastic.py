@@ -5,7 +5,7 @@
 The trial waits in chosen batches until it is told to go on, so the orders arrive in mid-epoch. It logs its samples: each batch must
 have those of a run that nothing disturbs, once. Virtual: with virtual ranks, weights, checkpoints and metrics have the bits of that
 run. Plain: without them a plain model is within 1e-6 of it, 40 batches later; what dropout and batch norm make different is printed.
-Windows: the change waits for the end of a window of aggregation_frequency; with local steps the ranks meet before. Refusals: what
+Windows: the change waits for the end of a window of aggregation_frequency. Refusals: what
 cannot be resized goes on undisturbed. Queue: an elastic task gives slots to a task of higher priority and takes them back; where the
 key is refused. --long: all changes with all models, of which one has dropout and batch norm.
 """
@@ -169,19 +169,6 @@ class Windows(Elastic):
         self.check_samples(changed, whole)
         files = [parity_model.load(one.run_dir / "checkpoints/final/model.safetensors") for one in (changed, whole)]
         self.assertLess(parity_model.worst_difference(*files)[0], 1e-6)
-
-    def test_local_steps_meet_before_the_change(self):
-        # They would not meet in this run: a validation makes them meet, too.
-        local = {"optimizations": {"local_sgd": {"inner_steps": 50}}, "min_validation_period": {"batches": 1000}}
-        whole = self.undisturbed("whole", slots=2, model="plain", batches=30, **local)
-        changed = self.start("changed", slots=2, model="plain", batches=30, hold=(HOLD,), **local)
-        changed.resize(HOLD, 3)
-        changed.end()
-        self.check_samples(changed, whole)
-        # All ranks have the parameters of rank 0, and have taken no step of their own since.
-        step = changed.events("resized")[0]["step"]
-        state = json.loads((changed.run_dir / "checkpoints" / f"step-{step}" / "state.json").read_text())
-        self.assertEqual(state["step/mode/inner_steps"], 0)
 
     def test_a_batch_that_is_rounded_is_told_with_its_first_sample(self):
         changed = self.start("rounded", slots=2, model="plain", batches=30, hold=(HOLD,))

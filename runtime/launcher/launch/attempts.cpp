@@ -96,8 +96,7 @@ class Watcher {
     if (!attempt_.task.yields().empty()) return yield(attempt_.task.yields());
     const auto order = attempt_.task.resize();
     const auto say = [&](const std::string& line) { attempt_.screen.line(line); };
-    if (!order || !attempt_.resizing.accepts(*order, say)) return;
-    yield(text_of(*order), /*meets=*/true);
+    if (order && attempt_.resizing.accepts(*order, say)) yield(text_of(*order));
   }
 
   // A SIGTERM is often sent twice at once: to the whole process group, and again by a parent that passes it on. So is
@@ -118,11 +117,11 @@ class Watcher {
     ranks_.interrupt({.why = why, .signal = signal, .count = interrupts_, .repeats = yields_ && interrupts_ == 1});
   }
 
-  void yield(const std::string& why, bool meets = false) {
+  void yield(const std::string& why) {
     yields_ = true;
     attempt_.events.write("yields", {{"reason", why}});
     attempt_.task.enter(scheduler::TaskState::kStopping, why);
-    ranks_.interrupt({.why = why, .signal = SIGTERM, .yields = true, .meets = meets});
+    ranks_.interrupt({.why = why, .signal = SIGTERM, .yields = true});
   }
 
   void look(bool last) {

@@ -228,11 +228,9 @@ std::optional<rank::ErrorMessage> RankPlane::error() {
   return rank::ErrorMessage{.departure = failure->departure, .rank = failure->rank - 1, .step = failure->step};
 }
 
-void RankPlane::stop(int signal, bool meets) {
+void RankPlane::stop(int signal) {
   if (std::exchange(stopping_, true)) return;
-  Json told{{"signal", signal}};
-  if (meets) told["value"] = rank::kMeetBeforeStop;
-  plane_->fail({0, -1, to_line(told)});
+  plane_->fail({0, -1, to_line({{"signal", signal}})});
 }
 
 void RankPlane::finish() {
@@ -315,7 +313,7 @@ void JobRanks::interrupt(const Interrupt& interrupt) {
   if (interrupt.count == 1) end_.interrupt = interrupt;
   if (interrupt.count == 1 && plane_.joined() > 0) {
     attempt_.screen.line(stopping_line(interrupt));
-    if (!interrupt.repeats) plane_.stop(interrupt.signal, interrupt.meets);
+    if (!interrupt.repeats) plane_.stop(interrupt.signal);
   } else {
     attempt_.screen.line("dtrain: " + interrupt.why + ": killing the ranks");
     process_.kill(SIGTERM);

@@ -100,8 +100,8 @@ class RankPlane {
   // Returns the reason why the run must end: the first error that a rank reported. If a rank is gone without a report,
   // `rank` names it, `departure` is how it left, and `cause` is empty.
   std::optional<rank::ErrorMessage> error();
-  // Asks every rank to stop after its step. `meets`: as Interrupt::meets.
-  void stop(int signal, bool meets);
+  // Asks every rank to stop after its step.
+  void stop(int signal);
   // After all_finished(): ends the plane in good order, so that the ranks may end.
   void finish();
 

@@ -29,7 +29,6 @@ struct Interrupt {
   int signal = SIGTERM;  // the ranks act as after this one: SIGINT, a person ends the run; SIGTERM, it goes on later
   int count = 1;         // its number, from 1
   bool yields = false;   // the launch waits in the queue again and goes on
-  bool meets = false;    // with local steps: the ranks meet before they save
   bool repeats = false;  // the ranks are stopping already, because of an order to yield
 
   bool exists() const { return !why.empty(); }

@@ -280,7 +280,7 @@ void LocalRanks::interrupt(const Interrupt& interrupt) {
   if (interrupts_ == 1) {
     interrupt_ = interrupt;
     attempt_.screen.line(stopping_line(interrupt));
-    if (!interrupt.repeats) ask_to_stop(interrupt);
+    if (!interrupt.repeats) signal_all(interrupt.signal == SIGINT ? SIGINT : SIGTERM);
   } else {
     attempt_.screen.line("dtrain: " + interrupt.why + " again: killing the ranks");
     signal_all(SIGKILL);
@@ -301,13 +301,6 @@ bool LocalRanks::all_joined() const {
 
 bool LocalRanks::all_ended() const {
   return std::all_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) { return rank.status().has_value(); });
-}
-
-void LocalRanks::ask_to_stop(const Interrupt& interrupt) {
-  if (!interrupt.meets) return signal_all(interrupt.signal == SIGINT ? SIGINT : SIGTERM);
-  for (RankProcess& rank : ranks_) {
-    if (!rank.status()) ::sigqueue(rank.process().pid(), SIGTERM, {.sival_int = rank::kMeetBeforeStop});
-  }
 }
 
 void LocalRanks::signal_all(int signal) {

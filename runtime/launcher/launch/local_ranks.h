@@ -45,7 +45,6 @@ class LocalRanks final : public WatchedRanks {
   void look_after_monitor();
   void look_for_hangs();
   void fail(Failure failure);
-  void ask_to_stop(const Interrupt& interrupt);
   void signal_all(int signal);
 
   const Attempt& attempt_;

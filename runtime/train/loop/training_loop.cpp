@@ -6,7 +6,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/pulse.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/rank/stop_requests.h"
 #include "loop/logical_batches.h"
 #include "model/precision.h"
 
@@ -35,13 +34,6 @@ bool training_is_over(rank::RankSession& session, const BatchSource& source, con
   const std::string key = "train/next-epoch/" + std::to_string(position.batches);
   const std::vector<std::string> all = session.control().gather(key, *goes_on ? "yes" : "no");
   return std::find(all.begin(), all.end(), "no") != all.end();
-}
-
-// True if a rank was asked to stop where all ranks have the same parameters. Collective.
-bool is_to_meet(rank::RankSession& session) {
-  std::int64_t ranks = rank::StopSignals::meets() ? 1 : 0;
-  session.communicator().all_reduce(&ranks, 1, comm::DataType::kInt64).wait();
-  return ranks > 0;
 }
 
 // Identifies a buffer's content: the memory is held, so that a buffer that the model replaces has another memory; a
@@ -432,7 +424,6 @@ void TrainingLoop::conclude(bool stopped) {
     session_.begin_last_save();
   else
     accept_validation();
-  if (stopped && !step_.synchronised() && is_to_meet(session_)) step_.synchronise();
   // The rest of a window may bring one more update, which may not copy into memory that a saver reads.
   checkpoints_.end_copies_by_updates();
   const bool goes_on_from_here = stopped || step_.window_is_open();

@@ -50,8 +50,8 @@ class LauncherLink {
  public:
   virtual ~LauncherLink() = default;
   // Calls `gone` once, when the launcher is gone. Calls `stop` once, when the launcher asks the ranks to stop after
-  // their step, with the signal that it received and the value of StopRequests::launcher_asks().
-  virtual void watch(std::function<void()> gone, std::function<void(int signal, int value)> stop) = 0;
+  // their step, with the signal that it received.
+  virtual void watch(std::function<void()> gone, std::function<void(int signal)> stop) = 0;
   // True if the launcher is gone now. The watching thread may not have reported it yet.
   virtual bool is_gone() const = 0;
   // False if the launcher is gone or does not read in time. `droppable`: do not wait for it, because it may be stopped.
@@ -73,7 +73,7 @@ class SocketLink final : public LauncherLink {
   SocketLink(const SocketLink&) = delete;
   SocketLink& operator=(const SocketLink&) = delete;
 
-  void watch(std::function<void()> gone, std::function<void(int signal, int value)> stop) override;
+  void watch(std::function<void()> gone, std::function<void(int signal)> stop) override;
   bool is_gone() const override;
   bool send(const Json& message, bool droppable = false) override;
   void share_pulse(int fd) override;
@@ -126,7 +126,7 @@ class PlaneLink final : public LauncherLink {
   void enter_mpi();
   bool has_entered_mpi(int rank);
 
-  void watch(std::function<void()> gone, std::function<void(int signal, int value)> stop) override;
+  void watch(std::function<void()> gone, std::function<void(int signal)> stop) override;
   bool is_gone() const override;
   bool send(const Json& message, bool droppable = false) override;
   void leave() override;

@@ -35,10 +35,6 @@ std::string signal_name(int signal);
 
 // The requests that stop a rank after its current step, and the signals that a rank handles.
 
-// The value of a queued SIGTERM after which the ranks stop with the same parameters: with local steps they meet before
-// they save.
-inline constexpr int kMeetBeforeStop = 1;
-
 // SIGTERM, SIGINT and SIGHUP ask a rank to stop after its current step. Another one ends it at once if it comes at
 // least a second later; signals that arrive together (at a whole control group) count as one. SIGINT and SIGHUP stay
 // ignored if the process was started so (nohup, a shell script's background job). One object per process.
@@ -50,8 +46,6 @@ class StopSignals {
   StopSignals& operator=(const StopSignals&) = delete;
   // Returns the first signal that arrived, or 0. Any thread.
   static int received();
-  // True if that signal was queued with kMeetBeforeStop. Any thread.
-  static bool meets();
 
  private:
   struct Before {
@@ -87,8 +81,8 @@ struct RankSignals {
 // of the launcher. Any thread.
 class StopRequests {
  public:
-  // The launcher has received `signal` and asks the ranks to stop. `value`: 0, or kMeetBeforeStop.
-  void launcher_asks(int signal, int value = 0);
+  // The launcher has received `signal` and asks the ranks to stop.
+  void launcher_asks(int signal) { launcher_signal_ = signal; }
   // The launcher, `name` in messages, has ended. Returns true on the first call.
   bool launcher_ends(const std::string& name);
 
