@@ -25,7 +25,8 @@ bool is_tensor(py::handle value) {
   return THPVariable_Check(value.ptr());
 }
 
-// JSON has no infinity and no nan, and ours no integer of more than 64 bits: such a number becomes {"__float__": "inf"},
+// JSON has no infinity and no nan, and ours no integer of more than 64 bits: such a number becomes {"__float__":
+// "inf"},
 // {"__int__": "36893488147419103233"}.
 constexpr const char* kFloat = "__float__";
 constexpr const char* kInt = "__int__";
@@ -86,9 +87,10 @@ Json take_tensors(py::handle value, const std::string& path, TrialState& state) 
     state.tensors[path] = tensor_of_array(value);
     return {{kArrayKey, path}};
   } catch (const py::error_already_set& error) {
-    throw ConfigError(path + " cannot be saved: it is of type " + Py_TYPE(value.ptr())->tp_name + " (" +
-                          py::cast<std::string>(py::str(error.value())) + ")",
-                      "a state is made of tensors, arrays of numpy, numbers, texts, and dicts, lists and tuples of them");
+    throw ConfigError(
+        path + " cannot be saved: it is of type " + Py_TYPE(value.ptr())->tp_name + " (" +
+            py::cast<std::string>(py::str(error.value())) + ")",
+        "a state is made of tensors, arrays of numpy, numbers, texts, and dicts, lists and tuples of them");
   }
 }
 

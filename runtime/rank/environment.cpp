@@ -203,7 +203,8 @@ RankEnvironment from_torchrun(const Variables& variables, const std::string& fir
     // torchrun's own store may listen at this address. The port identifies the job: a host has one job for each port.
     static_cast<void>(family.text("MASTER_ADDR"));
     result.job = "torch-" + (run ? *run : "none") + "-" + family.text("MASTER_PORT");
-    // Where hosts may come later, their torchruns count fewer restarts; rank 0 then serves a store of its own each time.
+    // Where hosts may come later, their torchruns count fewer restarts; rank 0 then serves a store of its own each
+    // time.
     const bool one_store = result.world.local_size == result.world.size || torchrun_serves(variables);
     if (one_store) result.job += "-" + std::to_string(result.restart);
   }

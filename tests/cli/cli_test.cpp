@@ -50,32 +50,15 @@ TEST(Cli, AnUnknownOptionSuggestsTheNearestOfItsCommand) {
               HasSubstr("dtrain: there is no option '--versoin'; did you mean --version?\n  dtrain --help lists"));
   EXPECT_THAT(error_of({"task", "lst"}), HasSubstr("dtrain task: there is no command 'lst'; did you mean list?"));
   EXPECT_THAT(error_of({"config", "frobnicate"}), HasSubstr("the commands are: check, schema"));
-  const std::vector<std::vector<std::string>> commands{{"launch"},
-                                                       {"config", "check"},
-                                                       {"config", "schema"},
-                                                       {"agent", "list"},
-                                                       {"slot", "list"},
-                                                       {"task", "list"},
-                                                       {"task", "show"},
-                                                       {"task", "kill"},
-                                                       {"task", "wait"},
-                                                       {"task", "pause"},
-                                                       {"task", "resize"},
-                                                       {"logs"},
-                                                       {"top"},
-                                                       {"board"},
-                                                       {"follow"},
-                                                       {"summary"},
-                                                       {"report"},
-                                                       {"runs"},
-                                                       {"analyze"},
-                                                       {"what-if"},
-                                                       {"diff"},
-                                                       {"trace"},
-                                                       {"export"},
-                                                       {"doctor"},
-                                                       {"completion"},
-                                                       {"version"}};
+  const std::vector<std::vector<std::string>> commands{{"launch"},        {"config", "check"}, {"config", "schema"},
+                                                       {"agent", "list"}, {"slot", "list"},    {"task", "list"},
+                                                       {"task", "show"},  {"task", "kill"},    {"task", "wait"},
+                                                       {"task", "pause"}, {"task", "resize"},  {"logs"},
+                                                       {"top"},           {"board"},           {"follow"},
+                                                       {"summary"},       {"report"},          {"runs"},
+                                                       {"analyze"},       {"what-if"},         {"diff"},
+                                                       {"trace"},         {"export"},          {"doctor"},
+                                                       {"completion"},    {"version"}};
   for (std::vector<std::string> words : commands) {
     words.emplace_back("--hellp");
     EXPECT_THAT(error_of(words), HasSubstr("did you mean --help?")) << words.front();

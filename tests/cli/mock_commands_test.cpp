@@ -98,7 +98,8 @@ TEST(Verify, PutsPredictionsBesideMockRuns) {
   const Json& comm = answer["predictions"][1];
   EXPECT_EQ(comm.at("name"), "free_network");
   EXPECT_GT(comm.at("predicted_ms"), 0.0);
-  EXPECT_THAT(comm.at("ratios").get<std::vector<double>>(), Contains(comm.at("ratio").get<double>()));  // of an odd number of rounds
+  EXPECT_THAT(comm.at("ratios").get<std::vector<double>>(),
+              Contains(comm.at("ratio").get<double>()));  // of an odd number of rounds
   const Json& train = answer["predictions"][3];
   EXPECT_TRUE(train.at("predicted_ms").is_null()) << "these ranks have no loader that tells what a batch takes";
   EXPECT_TRUE(train.at("ratio").is_null());

@@ -119,7 +119,8 @@ TEST(Environment, RestartsAreThoseOfTorchrunOrOfAKeeper) {
   second_host["LOCAL_WORLD_SIZE"] = "1";
   const std::string job = read_rank_environment(second_host).job;
   second_host["TORCHELASTIC_RESTART_COUNT"] = "0";
-  EXPECT_EQ(read_rank_environment(second_host).job, job) << "the torchrun of a host that came later has started none again";
+  EXPECT_EQ(read_rank_environment(second_host).job, job)
+      << "the torchrun of a host that came later has started none again";
   second_host["TORCHELASTIC_USE_AGENT_STORE"] = "True";
   EXPECT_NE(read_rank_environment(second_host).job, job) << "its store outlives the ranks";
   variables = without(variables, "TORCHELASTIC_RUN_ID");

@@ -98,8 +98,12 @@ class Watching : public ::testing::Test {
   LaunchTask task_{temporary_.path() / "state", {.name = "test", .run_dir = temporary_.path() / "run"}, clock_};
   Resizing resizing_{{}, folder_, variables_, task_, full_file_};
   Standby standby_;
-  const Attempt attempt_{
-      {folder_, events_, screen_, status_, clock_, variables_, signals_, task_, resizing_}, plan_, {}, {}, nullptr, standby_};
+  const Attempt attempt_{{folder_, events_, screen_, status_, clock_, variables_, signals_, task_, resizing_},
+                         plan_,
+                         {},
+                         {},
+                         nullptr,
+                         standby_};
 };
 
 TEST_F(Watching, AFullDiskOfEventsKeepsNoInterruptFromTheRanks) {
@@ -118,9 +122,13 @@ TEST_F(Watching, RanksThatDoNotJoinAreNamedOnceWithWhatTheyHaveToCall) {
   plan_.command = {"python3", "-m", "dtrain.rank", "/somewhere/train.py", "--"};
   const HurriedClock clock;
   AbsentRanks ranks;
-  watch_ranks(
-      {{folder_, events_, screen_, status_, clock, variables_, signals_, task_, resizing_}, plan_, {}, {}, nullptr, standby_},
-      ranks);
+  watch_ranks({{folder_, events_, screen_, status_, clock, variables_, signals_, task_, resizing_},
+               plan_,
+               {},
+               {},
+               nullptr,
+               standby_},
+              ranks);
   EXPECT_EQ(count_of(shown(), "not every rank has joined the run within 30 s"), 1) << shown();
   EXPECT_THAT(shown(), HasSubstr("session = dtrain.init()"));
 }

@@ -147,7 +147,8 @@ fs::path folder_aside(const RunFolder& folder, int attempt) {
   return folder.path / ("attempt-" + std::to_string(attempt));
 }
 
-// What was asked for. A script's global batch is its loader's, and the number in a plan stands for it until the loader is there.
+// What was asked for. A script's global batch is its loader's, and the number in a plan stands for it until the loader
+// is there.
 Json asked_of_training(const Json& plan) {
   Json asked = at(plan, "/experiment"_json_pointer);
   const auto found = asked.find("hyperparameters");
