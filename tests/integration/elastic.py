@@ -53,8 +53,9 @@ class Launched:
         self.log = self.folder / "output"
         file = write_experiment(self.folder / "experiment.yaml", **sections(folder=self.folder, **content))
         with self.log.open("w") as output:
-            self.process = subprocess.Popen([BUILD.program("dtrain"), "launch", str(file), "--run-dir", str(self.run_dir), *map(str, options)],
-                                            env=environment(**self.extra), stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            command = [BUILD.program("dtrain"), "launch", str(file), "--run-dir", str(self.run_dir), *map(str, options)]
+            self.process = subprocess.Popen(command, env=environment(**self.extra), stdin=subprocess.DEVNULL, stdout=output,
+                                            stderr=output)
 
     def task(self, *words, code=0):
         return run([BUILD.program("dtrain"), "task", *map(str, words)], self.folder, **self.extra).expect(code).output
