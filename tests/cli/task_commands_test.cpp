@@ -83,7 +83,7 @@ TEST_F(Queue, TheSecondWaitsBehindTheFirstAndThenTrains) {
   EXPECT_EQ(list[1].at("priority"), 42);
   EXPECT_THAT(task({"list"}).out, HasSubstr("waits behind"));
   EXPECT_THAT(task({"list", "--csv"}).out,
-              HasSubstr("\n2,test,queued,2,,,42,1,task 1 (test) holds 2 of 2 slots of here,"));
+              HasSubstr("\n2,test,queued,2,,,,42,1,task 1 (test) holds 2 of 2 slots of here,"));
 
   EXPECT_THAT(task({"kill", "1"}).out, HasSubstr("task 1 was asked to stop"));
   EXPECT_EQ(first.wait().describe(), "exit status 130") << first.err();

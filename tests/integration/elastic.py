@@ -28,7 +28,7 @@ def sections(slots, model, folder, hold=(), virtual=0, batches=BATCHES, **more):
             "data": more.pop("data", {"samples": 8 * 24 + 5}),
             "resources": {"slots_per_trial": slots, "slot_type": "cpu", **more.pop("resources", {})},
             "searcher": {"max_length": {"batches": batches}, "metric": "accuracy", "smaller_is_better": False},
-            "min_validation_period": {"batches": 5}, "scheduling_unit": 3,
+            "min_validation_period": {"batches": 5}, "scheduling_unit": 3, "recovery": {"hang": "off"},
             "reproducibility": {"experiment_seed": 5, **({"virtual_ranks": virtual} if virtual else {})}, **more}
 
 
@@ -258,7 +258,8 @@ class Queue(Elastic):
         low.wait_for_batch(7)
         self.assertEqual((self.shown(low)["slots"], self.shown(low)["elastic"]), (4, {"min": 1, "max": 4}))
         high = self.queue("high", slots=3, model="plain", batches=20, hold=(HOLD,), resources={"priority": 10})
-        wait_until(lambda: "saves and makes room" in high.log.read_text(), "the order to shrink")
+        wait_until(lambda: "shrinking for task" in low.log.read_text(), "the order to shrink")
+        self.assertIn("saves and makes room", high.log.read_text())
         low.let_go(7)
         high.wait_for_batch(HOLD)
         low.wait_for_batch(HOLD)
@@ -268,7 +269,7 @@ class Queue(Elastic):
         self.assertIn("1 of 1..4 slots", low.task("show", low.id()))
         high.let_go(HOLD)
         high.end()
-        wait_until(lambda: self.shown(low)["resize"], "the order to grow")
+        wait_until(lambda: "growing to 4 slots" in low.log.read_text(), "the order to grow")
         low.let_go(HOLD)
         low.wait_for_batch(22)
         self.assertEqual(self.shown(low)["slots"], 4)

@@ -580,9 +580,9 @@ class Changing(PodsTest):
         self.assertEqual(len(Result(0, "", self.run_dir).json("plan.json")["ranks"]), 4)
 
     def test_a_host_that_comes_later_takes_part_after_the_next_failure(self):
-        pods = self.begin("a", batches=3000, seconds=1)
+        pods = self.begin("a", batches=12000, seconds=1)
         self.reached_checkpoint()
-        pods += self.begin("b", batches=3000, seconds=1)
+        pods += self.begin("b", batches=12000, seconds=1)
         wait_until(lambda: "waits for host 0" in pods[1].output(), "the second host's line")
         on_host("a", "pkill", "-KILL", "-n", "-f", "^" + self.build.program("synthetic"))
         self.expect(pods, 0)
