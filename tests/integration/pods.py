@@ -431,7 +431,7 @@ class Recovering(PodsTest):
 
 class InMemory(PodsTest):
     """No checkpoint is on the disk when ranks are killed: the run goes on from the memory of its hosts."""
-    BATCHES = 100
+    BATCHES = 300
     SETS = [f"searcher.max_length.batches={BATCHES}", "scheduling_unit=5", "resources.slots_per_trial=4", "data.samples=2048",
             "hyperparameters.global_batch_size=512", "recovery.interval=1"]
     REPLICATED, SHARDED = ("optimizations.sharded_optimizer=false",), ("optimizations.sharded_optimizer=true",)
