@@ -362,10 +362,6 @@ std::vector<std::string> differences_from(const ContinuedRun& run, const Json& p
     std::replace(key.begin(), key.end(), '/', '.');
     add_difference(lines, key, at(before, pointer), at(now, pointer));
   }
-  // The batches of a script's own loop do not depend on this key, which is its number of ranks.
-  const bool is_of_script = at(plan, "/experiment/hyperparameters/batch_size_of_loader"_json_pointer) == Json(true);
-  if (is_of_script)
-    std::erase_if(lines, [](const auto& line) { return line.starts_with("hyperparameters.global_batch_size "); });
   const auto add = [&](const std::string& was, const std::string& is, const std::string& why) {
     if (was == is) return;
     lines.push_back("the run was trained on " + was + " and is trained on " + is + " from here on: " + why +
@@ -375,6 +371,7 @@ std::vector<std::string> differences_from(const ContinuedRun& run, const Json& p
   const bool any_number = virtual_ranks.is_number() && virtual_ranks != 0;
   const std::int64_t batch_was = number_at(run.plan, "/effective_batch_size"_json_pointer);
   const std::int64_t batch_is = number_at(plan, "/effective_batch_size"_json_pointer);
+  const bool is_of_script = at(plan, "/experiment/hyperparameters/batch_size_of_loader"_json_pointer) == Json(true);
   const bool same_batches = batch_was == batch_is || batch_was == 0 || is_of_script;
   if (!any_number) {
     add(ranks_text(run.plan), ranks_text(plan),
