@@ -37,7 +37,7 @@ TORCH_LIBRARIES = ("libdtrain_cuda_graph.so", "libdtrain_torch_distributed.so", 
 # The machine's C and C++ libraries and zlib, on which manylinux relies, too; what torch brings; and MPI's.
 NOT_COPIED = re.compile(r"ld-linux|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|z)\.so|libtorch|libc10|libcuda|libcupti|libnv|libnccl|libmpi")
 # What a wheel may have at most, with five Pythons: for one minor version of torch, and for each further one.
-MEGABYTES, MEGABYTES_OF_MINOR = 15, 5
+MEGABYTES, MEGABYTES_OF_MINOR = 16, 5
 # What the distributions of a tag have at most, beside the C library: libstdc++ and libgcc of RHEL 7, RHEL 8, Debian 11, RHEL 9,
 # Ubuntu 22.04 (as Debian 12), Fedora 38, Ubuntu 24.04.
 TAGS = {(2, 17): {"GLIBCXX": (3, 4, 19), "CXXABI": (1, 3, 7), "GCC": (4, 8, 0)},
