@@ -92,11 +92,12 @@ void later_calls(Ranks& ranks) {
   Work second;
   try {
     Work first = ranks.comm.all_reduce(data.data(), ranks.comm.rank() == 0 ? 8000 : 9000, DataType::kFloat32);
-    second = ranks.comm.barrier();
+    second = ranks.comm.barrier();  // throws where the cause has reached this rank already
     first.wait();
   } catch (const CommError&) {
     for (const std::function<void()>& call :
-         {std::function<void()>([&] { second.wait(); }), std::function<void()>([&] { ranks.comm.progress(); })}) {
+         {std::function<void()>([&] { (second ? second : ranks.comm.barrier()).wait(); }),
+          std::function<void()>([&] { ranks.comm.progress(); })}) {
       try {
         call();
         return say(ranks.comm.rank(), "a call after the failure did not fail");

@@ -1,4 +1,5 @@
-"""scripts/run_tests.sh: what was skipped is listed last, each with its reason; the exit code and the totals are ctest's.
+"""scripts/run_tests.sh: what was skipped is listed last, each with its reason; the exit code and the totals are ctest's; a test that
+fails once, and then passes three times, is told and forgiven.
 
     run_tests.py SOURCE_FOLDER SKIPPING_PROGRAM
 """
@@ -81,6 +82,31 @@ class RunTests(unittest.TestCase):
         commands = text[text.index("failed: 1;"):].splitlines()[1:]
         self.assertRegex(commands[0], r"^  bad: \S*sh -c 'echo .*exit 1'$")
         self.assertRegex(commands[1], r"^  or: ctest --test-dir \S+ --output-on-failure -R '\^\(bad\)\$'$")
+
+    def fails_at(self, folder, *runs):
+        """A test that fails in these of its runs, counted from 1."""
+        count = Path(folder) / f"count-{'-'.join(map(str, runs))}"
+        return ["sh", "-c", f"echo >> {count}; case $(wc -l < {count}) in {'|'.join(map(str, runs))}) exit 1;; esac"]
+
+    def test_a_test_that_fails_once_is_told_and_forgiven(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code, text = self.run_tests({"bad": (self.fails_at(folder, 1), ""), "good": (["true"], "")})
+        self.assertEqual(code, 0, text)
+        self.assertIn("50% tests passed, 1 tests failed out of 2", text)
+        self.assertEqual(text.splitlines()[-1], "unstable: bad failed among the other tests, and passed three times alone")
+
+    def test_a_test_that_fails_again_is_not_forgiven(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code, text = self.run_tests({"bad": (self.fails_at(folder, 1, 4), ""), "worse": (self.fails_at(folder, 1), "")})
+        self.assertEqual(code, 8, text)
+        self.assertIn("once more, three times and alone: bad worse\n", text)
+        self.assertNotIn("unstable", text)
+
+    def test_more_than_two_failures_are_not_run_again(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code, text = self.run_tests({f"bad{n}": (["false"], "") for n in range(3)})
+        self.assertEqual(code, 8, text)
+        self.assertNotIn("once more", text)
 
 
 if __name__ == "__main__":
