@@ -137,6 +137,8 @@ def main():
         if problems:
             failed += 1
             print(f"run {number}: {faults}", *problems, sep="\n    ", flush=True)
+        if number % 10 == 9:
+            print(f"{number + 1} of {runs} runs: {sum(reached.values())} deaths, {failed} runs differ", flush=True)
     print(f"{sum(reached.values())} deaths in {runs} runs: " + ", ".join(f"{step} {count}" for step, count in sorted(reached.items())),
           flush=True)
     missed = [step for step, times in sorted(drawn.items()) if times >= SEVERAL and not reached[step]]
