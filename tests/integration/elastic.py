@@ -1,15 +1,19 @@
 """Runs that change their number of slots while they train (`dtrain task resize`).
 
-    elastic.py BIN_FOLDER [--long] [Virtual|Plain|Windows|Refusals|Queue[.test]]
+    elastic.py BIN_FOLDER [--long] [Virtual|Schedules|Plain|Windows|Refusals|Queue[.test]]
 
 The trial waits in chosen batches until it is told to go on, so the orders arrive in mid-epoch. It logs its samples: each batch must
 have those of a run that nothing disturbs, once. Virtual: with virtual ranks, weights, checkpoints and metrics have the bits of that
-run. Plain: without them a plain model is within 1e-6 of it, 40 batches later; what dropout and batch norm make different is printed.
-Windows: the change waits for the end of a window of aggregation_frequency. Refusals: what
-cannot be resized goes on undisturbed. Queue: an elastic task gives slots to a task of higher priority and takes them back; where the
-key is refused. --long: all changes with all models, of which one has dropout and batch norm.
+run; Schedules: also after a random series of changes and kills, whose seed it prints (DTRAIN_ELASTIC_SEED; --long: 20 series). Plain:
+without them a plain model is within 1e-6 of it, 40 batches later; what dropout and batch norm make different is printed. Windows: the
+change waits for the end of a window of aggregation_frequency. Refusals: what cannot be resized goes on undisturbed. Queue: an elastic
+task gives slots to a task of higher priority and takes them back; where the key is refused. --long: all changes with all models, of
+which one has dropout and batch norm.
 """
 import json
+import os
+import random
+import signal
 import subprocess
 
 from harness import BUILD, DEADLINE, Result, WorkplaceTest, environment, main, run, wait_until, write_experiment
@@ -131,6 +135,42 @@ class Virtual(Elastic):
                 result = changed.end()
                 self.check_change(changed, result, 4, 3, 22)
                 self.check_samples(changed, whole)
+                self.assertEqual(differences(left(whole.run_dir), left(changed.run_dir)), [])
+
+
+class Schedules(Elastic):
+    VIRTUAL = 8
+
+    def test_changes_and_kills_leave_the_bits(self):
+        whole = self.undisturbed("whole", slots=2, model="cnn", virtual=self.VIRTUAL)
+        first = int(os.environ.get("DTRAIN_ELASTIC_SEED", "1"))
+        for seed in range(first, first + (20 if LONG else 1)):
+            with self.subTest(seed=seed):
+                dice = random.Random(seed)
+                places = [batch + dice.randint(0, 4) for batch in dice.sample(range(3, BATCHES - 8, 8), 4)]
+                slots = dice.randint(1, self.VIRTUAL)
+                changed = self.start(f"changed-{seed}", slots=slots, model="cnn", virtual=self.VIRTUAL, hold=places,
+                                     min_checkpoint_period={"batches": 4})
+                changes, said = [], [f"{slots} slots"]
+                for batch in sorted(places):
+                    to = dice.randint(1, self.VIRTUAL)
+                    if to == slots or dice.random() < 0.3:
+                        changed.wait_for_batch(batch)
+                        os.kill(dice.choice(changed.events("rank_started")[-slots:])["pid"], signal.SIGKILL)
+                        changed.let_go(batch)
+                        said.append(f"a kill in batch {batch}")
+                        continue
+                    changed.resize(batch, to)
+                    changes.append((slots, to))
+                    said.append(f"{to} from batch {batch}")
+                    slots = to
+                changed.end()
+                print(f"seed {seed}: {', '.join(said)}", flush=True)
+                self.assertEqual([(event["from"], event["to"]) for event in changed.events("resized")], changes)
+                # Batches that a kill undid are logged again.
+                samples, expected = logged_samples(changed.folder), logged_samples(whole.folder)
+                self.assertEqual({batch: set(values) for batch, values in samples.items()},
+                                 {batch: set(values) for batch, values in expected.items()})
                 self.assertEqual(differences(left(whole.run_dir), left(changed.run_dir)), [])
 
 
