@@ -133,6 +133,17 @@ std::vector<at::Tensor> expected_sums(const FlatParameters& parameters, std::vec
   return sums;
 }
 
+// Each group in two, of which the second one is larger.
+std::vector<at::Tensor> buckets_of(const FlatParameters& parameters) {
+  std::vector<at::Tensor> buckets;
+  for (const auto& group : parameters.groups()) {
+    const std::int64_t all = group.gradients.numel(), first = all / 3;
+    buckets.push_back(group.gradients.narrow(0, 0, first));
+    buckets.push_back(group.gradients.narrow(0, first, all - first));
+  }
+  return buckets;
+}
+
 TEST(GradientTree, GivesTheBitsOfTheTreeOnAnyNumberOfRanks) {
   for (const auto& [size, ranks] : {std::pair{1, 1}, {6, 1}, {6, 2}, {6, 3}, {6, 4}, {6, 6}, {8, 2}, {13, 4}}) {
     run_small(ranks, [&, size = size](SmallRun& run) {
@@ -140,18 +151,25 @@ TEST(GradientTree, GivesTheBitsOfTheTreeOnAnyNumberOfRanks) {
       FlatParameters parameters(model, run.services.communicator);
       const LogicalRanks own = rank::logical_ranks_of(run.services.world.rank, run.services.world.size, size);
       TreeExchange exchange(run.services.communicator, run.services.recorder, own, /*at_once=*/8192);
-      GradientTree tree(parameters, exchange);
+      const std::vector<at::Tensor> buckets = buckets_of(parameters);
+      GradientTree tree(exchange, buckets);
       std::vector<int> leaves(static_cast<std::size_t>(size));
       std::iota(leaves.begin(), leaves.end(), 0);
       const std::vector<at::Tensor> expected = expected_sums(parameters, leaves);
-      for (int round = 0; round < 2; ++round) {  // the second round has the memory of the first
+      for (int round = 0; round < 3; ++round) {  // later rounds have the memory of the first
+        const bool in_backward = round == 2 && ranks > 1 && exchange.is_all_reduce();
         for (int leaf = own.begin; leaf < own.end; ++leaf) {
           for (std::size_t g = 0; g < parameters.groups().size(); ++g) {
             parameters.groups()[g].gradients.copy_(values_of(leaf, parameters.groups()[g], g));
           }
-          tree.add(leaf);
+          if (!in_backward || leaf + 1 < own.end) tree.add(leaf);
         }
-        tree.finish();
+        std::vector<comm::Work> works;
+        for (std::size_t b = 0; in_backward && b < buckets.size(); ++b) {
+          works.push_back(tree.add_last(own.end - 1, b));
+        }
+        for (comm::Work& work : works) work.wait();
+        if (!in_backward) tree.finish();
         for (std::size_t g = 0; g < expected.size(); ++g) {
           EXPECT_TRUE(at::equal(parameters.groups()[g].gradients, expected[g])) << size << " on rank " << own.begin;
         }

@@ -137,6 +137,7 @@ void GradientExchange::begin_batch(bool exchange) {
     }
   }
   events_.reset();
+  for (Bucket& bucket : buckets_) bucket.launched = false;
   if (!exchange) return;
   if (device_times_ != DeviceTimes::kNone && !parameters_.memory().on_host()) {
     events_ = std::make_shared<ExchangeEvents>(parameters_.memory().device(), device_times_ == DeviceTimes::kGradients);
@@ -399,6 +400,7 @@ std::span<const std::uint8_t> GradientExchange::finish(const Word& word) {
   words[1] = word.weighted ? 1 : 0;
   words[2] = word.dropped ? 1 : 0;
   launch_rest();
+  for (std::size_t i = 0; i < word.used_before.size(); ++i) used_[i] |= word.used_before[i];
   // No rank passes this operation before every backward has ended: hooks issue buckets, but not this all-reduce.
   // Strategies rely on it (GradientStrategy::update()).
   std::vector<std::uint8_t> own(used_.begin(), used_.end() - kWords);

@@ -66,6 +66,8 @@ class GradientExchange {
     bool wrote = false;     // this rank's model has written parameters
     bool weighted = false;  // this rank's batches have weights
     bool dropped = false;   // this rank drops the gradients, and takes no step
+    // For each parameter 1 if this rank has used it before this window, and that counts. Empty: none.
+    std::span<const std::uint8_t> used_before{};
   };
   std::span<const std::uint8_t> finish(const Word& word);
   std::span<const std::uint8_t> finish() { return finish(Word()); }

@@ -67,8 +67,7 @@ void TreeExchange::sum(Parts parts, std::span<const at::Tensor> own) {
   if (communicator_.world_size() == 1) return;
   const at::Tensor& last = own.back();
   if (parts == Parts::kSubtrees && in_rank_order_) {
-    comm::Work work = communicator_.all_reduce(FlatMemory::address(last), static_cast<std::size_t>(last.numel()),
-                                               comm_type(last.scalar_type()));
+    comm::Work work = begin_all_reduce(last, /*bucket=*/-1);
     work.wait();
     log_.record("all_reduce", -1, work);
     return;
@@ -85,6 +84,11 @@ void TreeExchange::sum(Parts parts, std::span<const at::Tensor> own) {
   for (std::int64_t first = 0; first < last.numel(); first += at_once) {
     exchange(tree, own, first, std::min(at_once, last.numel() - first));
   }
+}
+
+comm::Work TreeExchange::begin_all_reduce(const at::Tensor& own, int bucket) {
+  return communicator_.all_reduce(FlatMemory::address(own), static_cast<std::size_t>(own.numel()),
+                                  comm_type(own.scalar_type()), {.bucket = bucket});
 }
 
 void TreeExchange::exchange(const rank::TreeExchange& tree, std::span<const at::Tensor> own, std::int64_t first,
@@ -167,15 +171,24 @@ void TreeSum::finish() {
   spare_.insert(spare_.end(), std::make_move_iterator(own.begin()), std::make_move_iterator(own.end()));
 }
 
-GradientTree::GradientTree(const FlatParameters& parameters, TreeExchange& exchange)
-    : parameters_(parameters), sums_(parameters.groups().size(), TreeSum(exchange)) {}
+comm::Work TreeSum::begin(int bucket) {
+  return exchange_.begin_all_reduce(std::exchange(last_, at::Tensor()), bucket);
+}
+
+GradientTree::GradientTree(TreeExchange& exchange, std::vector<at::Tensor> buckets)
+    : buckets_(std::move(buckets)), sums_(buckets_.size(), TreeSum(exchange)) {}
 
 void GradientTree::add(int logical_rank) {
-  for (std::size_t g = 0; g < sums_.size(); ++g) sums_[g].add(logical_rank, parameters_.groups()[g].gradients);
+  for (std::size_t i = 0; i < sums_.size(); ++i) sums_[i].add(logical_rank, buckets_[i]);
 }
 
 void GradientTree::finish() {
   for (TreeSum& sum : sums_) sum.finish();
+}
+
+comm::Work GradientTree::add_last(int logical_rank, std::size_t bucket) {
+  sums_[bucket].add(logical_rank, buckets_[bucket]);
+  return sums_[bucket].begin(static_cast<int>(bucket));
 }
 
 std::vector<double> sum_in_tree(comm::Communicator& communicator, const rank::LogicalRanks& ranks,

@@ -12,7 +12,6 @@
 #include "dtrain/comm/communicator.h"
 #include "dtrain/profile/recorder.h"
 #include "dtrain/rank/rank_tree.h"
-#include "model/flat_parameters.h"
 #include "run_services.h"
 
 namespace dtrain::train {
@@ -33,6 +32,10 @@ class TreeExchange {
   // Makes the last of this rank's parts the sum over all logical ranks. The parts lie in host memory, all of one type
   // and length. Values of 16 bits are leaves, which are summed in float32 and rounded once. Collective.
   void sum(Parts parts, std::span<const at::Tensor> own);
+  // True if sum() of subtrees is an all-reduce, in which each rank has one part.
+  bool is_all_reduce() const { return in_rank_order_; }
+  // Begins that all-reduce. Collective.
+  comm::Work begin_all_reduce(const at::Tensor& own, int bucket);
   // Copies what each logical rank has, `bytes` at its place in `all`, to all ranks. Collective.
   void gather(std::byte* all, std::size_t bytes);
 
@@ -70,6 +73,8 @@ class TreeSum {
   void add(int logical_rank, const at::Tensor& values);
   // To be called after the last add(), whose values become the sum over all logical ranks. Collective.
   void finish();
+  // The same where the exchange is an all-reduce: the values are the sum when the work is complete.
+  comm::Work begin(int bucket);
 
  private:
   struct Waiting {
@@ -84,21 +89,24 @@ class TreeSum {
   std::vector<at::Tensor> spare_;
 };
 
-// The sums of all gradients.
+// The sums of all gradients, bucket by bucket.
 class GradientTree {
  public:
-  // The references outlive this object. Parameters lie in host memory.
-  GradientTree(const FlatParameters& parameters, TreeExchange& exchange);
+  // `exchange` outlives this object. `buckets`: all gradients, in host memory.
+  GradientTree(TreeExchange& exchange, std::vector<at::Tensor> buckets);
 
   // To be called for each logical rank of this rank, in their order, when its gradients are complete. Another one's may
   // then take their place.
   void add(int logical_rank);
   // To be called after the last add(): makes the gradients the sums over all logical ranks. Collective.
   void finish();
+  // Instead of add() for the last logical rank and finish(), where the exchange is an all-reduce: to be called for each
+  // bucket when it is complete. It is the sum when the work is complete.
+  comm::Work add_last(int logical_rank, std::size_t bucket);
 
  private:
-  const FlatParameters& parameters_;
-  std::vector<TreeSum> sums_;  // of each group
+  std::vector<at::Tensor> buckets_;
+  std::vector<TreeSum> sums_;
 };
 
 // Returns the sums over all logical ranks of their values. `own`: a row of the same length for each logical rank of

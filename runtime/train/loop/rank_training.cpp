@@ -162,7 +162,8 @@ StepOptions step_options(const rank::RankSession& session, const TrialContext::W
   options.values_follow = !session.resume_from().empty() && !session.evaluates() && !session.mock().any();
   options.alone = session.mock().alone();
   // Gaps between gradients matter only where the exchange of gradients overlaps computation.
-  const bool overlaps = !wanted.local_sgd && !options.alone && !options.ranks.virtuals;
+  const bool is_compressed = !std::holds_alternative<comm::NoCompression>(wanted.gradient_compression);
+  const bool overlaps = !wanted.local_sgd && !options.alone && !(options.ranks.virtuals && is_compressed);
   options.fusion.threshold_bytes = wanted.tensor_fusion_threshold_bytes;
   options.fusion.cycle_ms = overlaps ? config::fusion_cycle_ms(wanted, /*on_gpus=*/session.gpu().has_value()) : 0;
   options.fusion.auto_tune = wanted.auto_tune_tensor_fusion && !options.alone;

@@ -1,6 +1,8 @@
 #include "step/logical_gradients.h"
 
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -8,6 +10,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "compression/bucket_compressor.h"
+#include "dtrain/base/error.h"
 #include "exchange/gradient_tree.h"
 #include "exchange/logical_peers.h"
 
@@ -51,21 +54,30 @@ double factor_of_sum(const LogicalGradientParts& parts) {
   return 1 / (batches * parts.ranks.size);
 }
 
-class PlainGradients final : public LogicalGradients {
+// As a strategy it exchanges the gradients of the last logical rank of this rank, and updates nothing.
+class PlainGradients final : public LogicalGradients, private GradientStrategy {
  public:
   explicit PlainGradients(const LogicalGradientParts& parts)
       : parts_(parts),
         gradients_(gradients_of_groups(parts.parameters)),
-        exchange_(parts.run.communicator, parts.run.recorder, parts.ranks),
-        tree_(parts.parameters, exchange_) {
+        exchange_(parts.run.communicator, parts.run.recorder, parts.ranks) {
     if (parts.window.length() > 1) sums_ = zeros_like(gradients_);
+    set_plan(parts.plan);
   }
 
-  void add(int logical_rank) override { tree_.add(logical_rank); }
+  void add(int logical_rank) override { tree_->add(logical_rank); }
   void end_round() override {
     const at::NoGradGuard no_grad;
-    tree_.finish();
+    if (!overlaps()) tree_->finish();
     if (!sums_.empty()) add_round(parts_.window, gradients_, sums_);
+  }
+  GradientStrategy* in_backward() override { return overlaps() ? this : nullptr; }
+  void set_plan(const comm::FusionPlan& plan) override {
+    Tensors buckets;
+    for (const auto& bucket : plan.buckets) {
+      buckets.push_back(gradients_[bucket.group].narrow(0, bucket.begin, bucket.end - bucket.begin));
+    }
+    tree_.emplace(exchange_, std::move(buckets));
   }
   double finish(std::span<const std::uint8_t> /*used*/) override {
     const at::NoGradGuard no_grad;
@@ -77,10 +89,18 @@ class PlainGradients final : public LogicalGradients {
   void report() override {}
 
  private:
+  std::string_view operation() const override { return "all_reduce"; }
+  comm::Work launch(std::size_t bucket) override { return tree_->add_last(parts_.ranks.end - 1, bucket); }
+  std::optional<at::Tensor> update(const Update& /*update*/) override {
+    throw Error("the sums of logical ranks are updated by another strategy");
+  }
+  // Parts that are no all-reduce are exchanged together, through memory of their own.
+  bool overlaps() const { return exchange_.is_all_reduce() && parts_.run.world.size > 1; }
+
   const LogicalGradientParts parts_;
   Tensors gradients_;
   TreeExchange exchange_;
-  GradientTree tree_;
+  std::optional<GradientTree> tree_;
   Tensors sums_;  // of the window's rounds; empty: windows have one round
 };
 

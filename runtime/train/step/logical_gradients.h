@@ -11,6 +11,7 @@
 
 #include "dtrain/comm/fusion_plan.h"
 #include "dtrain/rank/logical_ranks.h"
+#include "exchange/gradient_strategy.h"
 #include "exchange/strategy_picker.h"
 #include "model/flat_parameters.h"
 #include "run_services.h"
@@ -31,6 +32,12 @@ class LogicalGradients {
   // Makes the gradients those of the window's update, up to the factor that it returns. `used`: for each parameter 1 if
   // any logical rank has used it in this window. Collective.
   virtual double finish(std::span<const std::uint8_t> used) = 0;
+
+  // Exchanges the gradients of this rank's last logical rank during their backward, which takes the place of add() for
+  // it: they are the sums over all logical ranks when their works are complete. Null: add() and end_round() do all.
+  virtual GradientStrategy* in_backward() { return nullptr; }
+  // To be called between rounds after fusion has formed new buckets, which outlive their use.
+  virtual void set_plan(const comm::FusionPlan& /*plan*/) {}
 
   // Visits what the ranks have in common of an open window.
   virtual void visit(StateVisitor& visitor) = 0;

@@ -148,7 +148,7 @@ class StepMode {
   virtual void begin_batch() = 0;
   // With virtual ranks, called around the batch of each logical rank of this rank, in their order, between
   // begin_batch() and end_batch().
-  virtual void begin_logical_rank() {}
+  virtual void begin_logical_rank(int /*logical_rank*/) {}
   virtual void end_logical_rank(int /*logical_rank*/) {}
   // With several models, called before each backward, when it is known which models the next step updates.
   virtual void choose_models() {}

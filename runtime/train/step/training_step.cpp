@@ -237,7 +237,7 @@ void TrainingStep::begin_logical_rank(int logical_rank) {
   batch_weight_.reset();
   batch_has_loss_ = false;
   buffers_->load(static_cast<std::size_t>(logical_rank - ranks_.begin));
-  mode_->begin_logical_rank();
+  mode_->begin_logical_rank(logical_rank);
 }
 
 void TrainingStep::end_logical_rank(int logical_rank) {

@@ -30,6 +30,7 @@ class VirtualMode final : public StepMode {
               const StrategyOptions& options)
       : parts_(parts),
         more_(more),
+        ranks_end_(ranks.end),
         vote_(parts.run, parts.non_finite),
         scale_(parts.run.communicator, parts.window, vote_, /*on_host=*/true, /*scaler=*/nullptr),
         picker_(parts.run, parts.parameters, parts.optimizer, parts.exchange, parts.fusion, scale_, parts.in_flight,
@@ -49,17 +50,23 @@ class VirtualMode final : public StepMode {
     picker_.begin_batch();
     if (parts_.window.rounds() == 1) std::fill(used_.begin(), used_.end(), 0);
   }
-  void begin_logical_rank() override { parts_.exchange.begin_batch(/*exchange=*/false); }
+  void begin_logical_rank(int logical_rank) override {
+    const bool in_backward = is_exchanged_in_backward(logical_rank);
+    if (in_backward) parts_.exchange.use(*gradients_->in_backward(), parts_.fusion.plan());
+    parts_.exchange.begin_batch(in_backward);
+  }
 
   void end_logical_rank(int logical_rank) override {
     parts_.watch.check();
-    const auto used = parts_.exchange.finish_local();
     if (parts_.window.own_weight()) {
       throw ConfigError("context.backward(loss, weight) is not supported yet with virtual ranks", kWithoutVirtualRanks);
     }
     refuse_writes();
+    const bool in_backward = is_exchanged_in_backward(logical_rank);
+    // Behind finish() other ranks may update parameters that this rank shares with them.
+    const auto used = in_backward ? parts_.exchange.finish({.used_before = used_}) : parts_.exchange.finish_local();
     for (std::size_t i = 0; i < used.size(); ++i) used_[i] |= used[i];
-    {
+    if (!in_backward) {
       const profile::PhaseScope phase(parts_.run.recorder, profile::Phase::kAllreduceWait);
       gradients_->add(logical_rank);
     }
@@ -80,7 +87,10 @@ class VirtualMode final : public StepMode {
       gradients_->end_round();
     }
     const bool stepping = parts_.window.full();
-    if (stepping) step();
+    if (stepping) {
+      step();
+      tune_fusion();
+    }
     parts_.in_flight.end_batch();
     picker_.end_batch(stepping, parts_.window.rounds_begun());
     return stepping;
@@ -118,6 +128,19 @@ class VirtualMode final : public StepMode {
   void report() override { gradients_->report(); }
 
  private:
+  bool is_exchanged_in_backward(int logical_rank) const {
+    return logical_rank + 1 == ranks_end_ && gradients_->in_backward();
+  }
+
+  // The buckets do not matter for the sums.
+  void tune_fusion() {
+    if (!gradients_->in_backward() || !parts_.fusion.end_step(parts_.exchange, parts_.in_flight, /*as_usual=*/true)) {
+      return;
+    }
+    gradients_->set_plan(parts_.fusion.plan());
+    picker_.use_new_plan();
+  }
+
   void refuse_writes() const {
     if (!parts_.watch.any_written()) return;
     const std::vector<std::uint8_t> written = parts_.watch.written();
@@ -139,7 +162,7 @@ class VirtualMode final : public StepMode {
 
   void step() {
     const at::NoGradGuard no_grad;
-    agree_on_used();
+    if (!gradients_->in_backward()) agree_on_used();  // else the exchange of the last logical rank has done it
     double factor = 1;
     {
       const profile::PhaseScope phase(parts_.run.recorder, profile::Phase::kAllreduceWait);
@@ -167,8 +190,9 @@ class VirtualMode final : public StepMode {
 
   const StepParts parts_;
   const ExchangeParts more_;
+  const int ranks_end_;  // behind the last logical rank of this rank
   CollectiveVote vote_;
-  ExchangeScale scale_;    // of exchanges of buckets, of which this mode has none
+  ExchangeScale scale_;    // of the picker's exchanges, of which this mode has none
   StrategyPicker picker_;  // replicated and sharded updates give the same bits
   std::unique_ptr<LogicalGradients> gradients_;
   std::vector<std::uint8_t> used_;  // for each parameter: 1 if a logical rank has used it in this window
