@@ -153,8 +153,8 @@ class ExchangeMode final : public StepMode, private CapturableStep {
   void end_visit(const StateVisitor& visitor) override {
     if (visitor.needs_whole()) picker_.strategy().end_visit(visitor.replaces());
     if (!visitor.replaces()) return;
-    // The values are new, so nothing is known yet about writes of the model: the watch begins again.
-    watched_steps_ = 0;
+    // The values are new: the watch begins again, unless earlier ranks of the program have ended it without a write.
+    watched_steps_ = more_.same_program && found_unwritten_ ? kStepsWithDigests + 1 : 0;
     parts_.watch.note(digests_due());
   }
 
@@ -178,6 +178,9 @@ class ExchangeMode final : public StepMode, private CapturableStep {
   void visit(StateVisitor& visitor) override {
     visitor.part("period", vote_);
     visitor.part("strategy", picker_.strategy());
+    bool unwritten = !writes_seen_ && watched_steps_ > kStepsWithDigests;
+    visitor.number("unwritten", unwritten);
+    if (visitor.replaces()) found_unwritten_ = unwritten;
   }
 
   void report() override { picker_.strategy().report(parts_.run); }
@@ -372,6 +375,7 @@ class ExchangeMode final : public StepMode, private CapturableStep {
   std::vector<std::uint8_t> captured_used_;       // parameters that the captured step used
   std::optional<at::Tensor> captured_norm_;
   std::int64_t watched_steps_ = 0;  // since the values came from elsewhere (the beginning, a checkpoint)
+  bool found_unwritten_ = false;    // the state that was restored says that the model does not write its parameters
 };
 
 }  // namespace
