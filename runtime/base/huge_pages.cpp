@@ -12,9 +12,9 @@
 namespace dtrain {
 namespace {
 
-constexpr int kCollapse = 25;  // MADV_COLLAPSE, Linux 6.1; absent from older headers
-constexpr std::size_t kAtOnce = 16 * kHugePage;
-constexpr auto kPatience = std::chrono::milliseconds(200);  // ten times the time with free memory
+constexpr int kCollapse = 25;                             // MADV_COLLAPSE, Linux 6.1; absent from older headers
+constexpr std::size_t kHugePagesAtOnce = 16 * kHugePage;  // bytes
+constexpr auto kPatienceWithKernel = std::chrono::milliseconds(200);  // ten times the time with free memory
 
 constexpr std::size_t up_to_huge_page(std::size_t offset) {
   return (offset + kHugePage - 1) / kHugePage * kHugePage;
@@ -34,14 +34,14 @@ void take_huge_pages(int file, std::size_t offset, std::span<std::byte> memory) 
   if (first >= last) return;
   std::byte* const data = memory.data() + (first - offset);
   if (reinterpret_cast<std::uintptr_t>(data) % kHugePage != 0) return;
-  for (std::size_t begin = first; begin < last; begin += kAtOnce) {
-    const std::size_t end = std::min(begin + kAtOnce, last);
+  for (std::size_t begin = first; begin < last; begin += kHugePagesAtOnce) {
+    const std::size_t end = std::min(begin + kHugePagesAtOnce, last);
     for (std::size_t at = begin; at < end; at += kHugePage) {
       if (!make_first_page(file, at)) return;
     }
     const auto began = std::chrono::steady_clock::now();
     if (::madvise(data + (begin - first), end - begin, kCollapse) != 0) return;
-    if (std::chrono::steady_clock::now() - began > kPatience) return;
+    if (std::chrono::steady_clock::now() - began > kPatienceWithKernel) return;
   }
 }
 
