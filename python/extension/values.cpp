@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <string_view>
 
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -53,42 +54,56 @@ at::Tensor tensor_of_array(py::handle value) {
   return THPVariable_Unpack(tensor.ptr());
 }
 
+// The place of a value in a state. Its text is made only where it is needed: a state is taken after each batch.
+struct Path {
+  const Path* in = nullptr;
+  std::string_view name;
+  std::string text() const { return in ? in->text() + "/" + std::string(name) : std::string(name); }
+};
+
 // A value of a state; its tensors go into `state` by their paths. ConfigError for a type that no state can have.
-Json take_tensors(py::handle value, const std::string& path, TrialState& state) {
+Json take_tensors(py::handle value, const Path& path, TrialState& state) {
   if (value.is_none()) return nullptr;
   if (PyBool_Check(value.ptr())) return value.ptr() == Py_True;
   if (PyLong_Check(value.ptr()) && has_64_bits(value)) return PyLong_AsLongLong(value.ptr());
   if (PyFloat_Check(value.ptr()) && is_finite(value)) return PyFloat_AS_DOUBLE(value.ptr());
   if (PyUnicode_Check(value.ptr())) return py::cast<std::string>(value);
   if (is_tensor(value)) {
-    state.tensors[path] = THPVariable_Unpack(value.ptr()).detach();
-    return {{kTensorKey, path}};
+    state.tensors[path.text()] = THPVariable_Unpack(value.ptr()).detach();
+    return {{kTensorKey, path.text()}};
   }
-  if (py::isinstance<py::dict>(value)) {
+  if (PyDict_Check(value.ptr())) {
     // Items are stored as pairs, because keys may be no texts, such as the numbers of an optimizer's parameters.
     Json items = Json::array();
     for (const auto& [key, item] : py::reinterpret_borrow<py::dict>(value)) {
-      const std::string name = py::cast<std::string>(py::str(key));
-      Json stored = PyUnicode_Check(key.ptr()) ? Json(name) : json_from(key);
-      items.push_back(Json::array({std::move(stored), take_tensors(item, path + "/" + name, state)}));
+      const bool is_text = PyUnicode_Check(key.ptr());
+      std::string name = is_text ? py::cast<std::string>(key) : py::cast<std::string>(py::str(key));
+      Json pair = Json::array();
+      Json taken = take_tensors(item, {&path, name}, state);
+      pair.push_back(is_text ? Json(std::move(name)) : json_from(key));
+      pair.push_back(std::move(taken));
+      items.push_back(std::move(pair));
     }
-    return {{"__dict__", std::move(items)}};
+    Json dict = Json::object();
+    dict["__dict__"] = std::move(items);
+    return dict;
   }
-  const bool is_list = py::isinstance<py::list>(value);
-  if (is_list || py::isinstance<py::tuple>(value)) {
+  const bool is_list = PyList_Check(value.ptr());
+  if (is_list || PyTuple_Check(value.ptr())) {
     Json items = Json::array();
     for (const auto& item : py::reinterpret_borrow<py::sequence>(value)) {
-      items.push_back(take_tensors(item, path + "/" + std::to_string(items.size()), state));
+      const std::string number = std::to_string(items.size());
+      items.push_back(take_tensors(item, {&path, number}, state));
     }
     return is_list ? items : Json{{"__tuple__", std::move(items)}};
   }
   try {
     if (!is_array(value)) return json_from(value);
-    state.tensors[path] = tensor_of_array(value);
-    return {{kArrayKey, path}};
+    state.tensors[path.text()] = tensor_of_array(value);
+    return {{kArrayKey, path.text()}};
   } catch (const py::error_already_set& error) {
     throw ConfigError(
-        path + " cannot be saved: it is of type " + Py_TYPE(value.ptr())->tp_name + " (" +
+        path.text() + " cannot be saved: it is of type " + Py_TYPE(value.ptr())->tp_name + " (" +
             py::cast<std::string>(py::str(error.value())) + ")",
         "a state is made of tensors, arrays of numpy, numbers, texts, and dicts, lists and tuples of them");
   }
@@ -223,7 +238,8 @@ py::object json_to_python(const Json& value) {
 TrialState state_from(py::handle state) {
   TrialState result;
   if (state.is_none()) return result;
-  result.values = {{"python", take_tensors(state, "state", result)}};
+  result.values = Json::object();
+  result.values["python"] = take_tensors(state, {nullptr, "state"}, result);
   return result;
 }
 

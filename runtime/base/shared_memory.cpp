@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstdint>
 #include <utility>
 
@@ -14,13 +13,12 @@
 
 #include "dtrain/base/cgroup.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/huge_pages.h"
 #include "dtrain/base/limits.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain {
 namespace {
-
-constexpr std::size_t kHugePage = std::size_t{2} << 20;  // x86-64; arm64 with pages of 4 KiB
 
 // Maps memory with room for huge pages at an address where the kernel can use them.
 std::byte* map_memory(int fd, std::size_t size, bool writable) {
@@ -30,17 +28,13 @@ std::byte* map_memory(int fd, std::size_t size, bool writable) {
     throw SystemError("cannot map " + format_bytes(static_cast<double>(size)) + " of shared memory", errno);
   };
   if (size < kHugePage) return check(::mmap(nullptr, size, access, MAP_SHARED, fd, 0));
-  const std::size_t room = size + kHugePage;
-  std::byte* const begin = check(::mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-  const std::size_t before = (kHugePage - reinterpret_cast<std::uintptr_t>(begin) % kHugePage) % kHugePage;
-  void* const data = ::mmap(begin + before, size, access, MAP_SHARED | MAP_FIXED, fd, 0);
-  const int code = errno;
-  if (before > 0) ::munmap(begin, before);
-  if (data == MAP_FAILED) ::munmap(begin + before, size);
-  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  const std::size_t behind = (before + size + page - 1) / page * page;
-  if (behind < room) ::munmap(begin + behind, room - behind);
-  errno = code;
+  std::byte* const place = reserve_addresses(size);
+  void* const data = place ? ::mmap(place, size, access, MAP_SHARED | MAP_FIXED, fd, 0) : MAP_FAILED;
+  if (place && data == MAP_FAILED) {
+    const int code = errno;
+    ::munmap(place, size);
+    errno = code;
+  }
   return check(data);
 }
 
@@ -105,22 +99,11 @@ SharedMemory SharedMemory::create_sparse(const std::string& label, std::size_t s
 }
 
 void SharedMemory::take_huge_pages() const {
-  constexpr int kCollapse = 25;  // MADV_COLLAPSE, Linux 6.1; absent from older headers
-  constexpr std::size_t kAtOnce = 16 * kHugePage;
-  constexpr auto kPatience = std::chrono::milliseconds(200);  // ten times the time with free memory
-  for (std::size_t begin = 0; begin + kHugePage <= size(); begin += kAtOnce) {
-    const std::size_t end = std::min(begin + kAtOnce, size() / kHugePage * kHugePage);
-    // The kernel needs one present page in each huge page.
-    for (std::size_t at = begin; at < end; at += kHugePage) {
-      static_cast<void>(*static_cast<const volatile std::byte*>(data() + at));
-    }
-    const auto began = std::chrono::steady_clock::now();
-    if (::madvise(data() + begin, end - begin, kCollapse) != 0) return;
-    if (std::chrono::steady_clock::now() - began > kPatience) return;
-  }
+  dtrain::take_huge_pages(fd(), 0, bytes());
 }
 
 void SharedMemory::reserve(std::size_t offset, std::size_t size) const {
+  dtrain::take_huge_pages(fd_.get(), offset, {data() + offset, size});
   reserve_pages(fd_.get(), offset, size, "");
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <new>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/huge_pages.h"
 #include "storage.h"
 
 namespace dtrain::checkpoints {
@@ -57,9 +59,21 @@ bool fits(const fs::path& slot, std::size_t model_bytes, std::size_t optimizer_b
   return has_size(slot / kModelFile, model_bytes) && has_size(slot / kOptimizerFile, optimizer_bytes);
 }
 
+// Huge pages are reserved, read and freed in a fraction of the time. The kernel collapses pages where they are mapped.
+void take_huge_pages_of(int file, std::size_t bytes) {
+  if (bytes < 2 * kHugePage || ::ftruncate(file, static_cast<off_t>(bytes)) != 0) return;
+  std::byte* const data = reserve_addresses(bytes);
+  if (!data) return;
+  if (::mmap(data, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED) {
+    take_huge_pages(file, 0, {data, bytes});
+  }
+  ::munmap(data, bytes);
+}
+
 void reserve_file(const fs::path& path, std::size_t bytes) {
   const UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (!fd) fail("make", path);
+  take_huge_pages_of(fd.get(), bytes);
   int result = 0;
   do {
     result = ::fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes));
@@ -251,10 +265,10 @@ std::vector<std::int64_t> GenerationBoard::batches_of(int rank) const {
 
 GenerationSlot::GenerationSlot(const fs::path& folder, const std::string& name, std::size_t model_bytes,
                                std::size_t optimizer_bytes)
-    : folder_(open_folder(folder / name)), bytes_(in_whole_pages(model_bytes) + in_whole_pages(optimizer_bytes)) {
-  void* const place = ::mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (place == MAP_FAILED) fail("map", folder / name);
-  data_ = static_cast<std::byte*>(place);
+    : folder_(open_folder(folder / name)),
+      data_(reserve_addresses(in_whole_pages(model_bytes) + in_whole_pages(optimizer_bytes))),
+      bytes_(in_whole_pages(model_bytes) + in_whole_pages(optimizer_bytes)) {
+  if (!data_) fail("map", folder / name);
   const auto map = [&](const char* file, std::size_t bytes, std::byte* to) {
     const UniqueFd fd(::openat(folder_.get(), file, O_RDWR | O_CLOEXEC));
     const bool mapped = fd && ::mmap(to, in_whole_pages(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,

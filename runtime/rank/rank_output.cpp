@@ -59,6 +59,7 @@ void RankEvents::try_write(const std::string& event, const Json& fields) {
 void MetricsLog::write(const Json& line) {
   Json full = {{"time", format_utc(clock_.wall())}};
   for (const auto& [key, value] : line.items()) full[key] = value;
+  bytes_.reset();
   try {
     file_.append(to_line(full) + "\n");
   } catch (const SystemError& error) {
@@ -68,10 +69,12 @@ void MetricsLog::write(const Json& line) {
   }
 }
 
-std::int64_t MetricsLog::bytes() const {
+std::int64_t MetricsLog::bytes() {
+  if (bytes_) return *bytes_;
   std::error_code code;
   const auto size = std::filesystem::file_size(file_.path(), code);
-  return code ? 0 : static_cast<std::int64_t>(size);
+  bytes_ = code ? 0 : static_cast<std::int64_t>(size);
+  return *bytes_;
 }
 
 void MetricsLog::cut(std::int64_t wanted) {
@@ -81,6 +84,7 @@ void MetricsLog::cut(std::int64_t wanted) {
                file_.path().string(), there, wanted);
     return;
   }
+  bytes_.reset();
   if (::truncate(file_.path().c_str(), wanted) != 0) throw SystemError("cut " + file_.path().string(), errno);
 }
 

@@ -124,7 +124,8 @@ class MetricsLog {
 
   // Appends the line, with the time as its first key. Warns when the first line is lost.
   void write(const Json& line);
-  std::int64_t bytes() const;
+  // The file's length, for which the file is looked at only where this object has changed it since the last call.
+  std::int64_t bytes();
   // See RankSession::cut_metrics().
   void cut(std::int64_t bytes);
   // Writes the number of lost lines as an event.
@@ -135,6 +136,7 @@ class MetricsLog {
   const Clock& clock_;
   const Logger log_;
   std::int64_t lost_ = 0;
+  std::optional<std::int64_t> bytes_;
 };
 
 // Redirects what a rank prints (file descriptors 1 and 2, also from libraries) into its log file. A thread copies new

@@ -10,7 +10,8 @@ each kill comes a random time (uniform, FROM_S to UNTIL_S) after all ranks have 
 within the first second instead, where the waiting process may not be ready.
 
 cases: cnn (Fashion-MNIST, C++), mlp (25M parameters, C++), python (a script with dtrain's lines, the CNN), sharded (the MLP with
-sharded moments), all_dead (the MLP; all ranks are killed at once), and each of cnn and mlp with 4 ranks (not with --quick).
+sharded moments), all_dead (the MLP; all ranks are killed at once), and each of cnn and mlp with 4 ranks (not with --quick, which kills
+QUICK_KILLS times).
 For each `median_ms worst_ms batches_again restart_ms` (restart_ms: to the end of the first batch, new or not), the medians of the
 parts that the run's events give, and which share of the kills found a waiting process (`forked`) and a survivor that saved the state
 of the last batch (`by_survivor`).
@@ -24,7 +25,10 @@ torchft (--torchft FOLDER, into which pip has installed it): the CNN in two repl
 train without the dead group's samples, which are dropped. goes_on_ms is until their next update (with the rest of the replicas),
 torchft_ms until the end of the first batch of the group that came back, torchft_ratio that over the script's median_ms.
 
-cost: the mean steps of the CNN with and without states in memory (recovery.interval: off), in turns, less 1 (not with --quick).
+cost: of undisturbed training, the share that states in memory and publications take: runs of the CNN without states
+(recovery.interval: off) and with them (as it comes) take turns. cost_off_ms and cost_ms are the medians over the runs of their mean
+steps, cost is the median over the rounds of the one over the other, less 1, and cost_rounds their number. At least COST_ROUNDS, more
+where there is time: with --quick until QUICK_S are over.
 """
 import argparse
 import json
@@ -47,6 +51,9 @@ MLP = {"features": 2048, "width": 2048, "depth": 7, "learning_rate": 0.01}
 OFF = "recovery.interval=off"  # no states in memory
 FROM_S, UNTIL_S, SOON_S = 1.0, 4.0, (0.0, 1.0)
 LONGEST_COST_S = 90
+QUICK_S, QUICK_WAIT_S = 50, (1.0, 2.5)
+QUICK_KILLS = {"cnn": 2, "mlp": 2, "python": 2}  # others: 1
+COST_ROUNDS, COST_WARM_UP_S, COST_TURN_S, QUICK_COST_TURN_S = 2, 0.5, 8, 1.5
 
 
 def records(path, *words):
@@ -171,11 +178,15 @@ class Ours:
             time.sleep(0.05)
 
     def close(self):
-        self.launcher.send_signal(signal.SIGTERM)
-        try:
-            self.launcher.wait(PATIENCE)
-        finally:
-            self.launcher.kill()
+        """Without a last checkpoint, which the second signal leaves out."""
+        for wait_s in (0.1, PATIENCE):
+            self.launcher.send_signal(signal.SIGINT)
+            try:
+                self.launcher.wait(wait_s)
+                return
+            except subprocess.TimeoutExpired:
+                pass
+        self.launcher.kill()
 
 
 class Torchrun:
@@ -274,11 +285,11 @@ class Torchft:
                 one.kill()
 
 
-def disturbed(run, end, dice, wait_s):
-    """What came of each kill until then: of one at least."""
+def disturbed(run, end, dice, wait_s, kills=0):
+    """What came of each kill: of so many, or until the time: then of one at least."""
     found = []
     run.trains()
-    while not found or time.monotonic() < end:
+    while len(found) < (kills or 1) or (not kills and time.monotonic() < end):
         time.sleep(dice.uniform(*wait_s))
         found.append(run.disturb(dice))
     return found
@@ -307,23 +318,35 @@ def torchrun_row(model, found, save_ms, step_ms):
             "torchrun_ms": round(restart_ms + period / 2 * step_ms, 1)}
 
 
-def undisturbed_cost(folder, arguments, seconds):
-    """Turns of runs with and without states in memory."""
-    steps = {(): [], (OFF,): []}
-    for turn in range(3):
-        for sets, times in steps.items():
-            run = Ours("cnn", 2, folder / f"{turn}-{len(sets)}", arguments, sets)
-            try:
-                run.trains()
-                time.sleep(seconds / 6)
-                ends = sorted(run.batches(run.run / "profile")[0].items())
-                times.append((ends[-1][1] - ends[0][1]) / (ends[-1][0] - ends[0][0]))
-            finally:
-                run.close()
-    return round(statistics.median(steps[()]) / statistics.median(steps[OFF,]) - 1, 4)
+def mean_step_ms(folder, arguments, sets, seconds):
+    """Of rank 0 of an undisturbed run, once it has warmed up."""
+    run = Ours("cnn", 2, folder, arguments, sets)
+    try:
+        run.trains()
+        time.sleep(COST_WARM_UP_S)
+        first = max(run.batches(run.run / "profile")[0])
+        time.sleep(seconds)
+        ends = run.batches(run.run / "profile")[0]
+        return (ends[max(ends)] - ends[first]) / (max(ends) - first) / 1e6
+    finally:
+        run.close()
+
+
+def undisturbed_cost(folder, arguments, end):
+    """Rounds of a run without states in memory and one with them; the first one of a round is the second of the next."""
+    off, kept = [], []
+    turn_s = QUICK_COST_TURN_S if arguments.quick else COST_TURN_S
+    order = [((OFF,), off), ((), kept)]
+    while len(kept) < COST_ROUNDS or time.monotonic() + 2 * (turn_s + COST_WARM_UP_S + 1) < end:
+        for sets, steps in order:
+            steps.append(mean_step_ms(folder / f"{len(steps)}-{len(sets)}", arguments, sets, turn_s))
+        order.reverse()
+    return {"cost": round(statistics.median(one / other for one, other in zip(kept, off)) - 1, 4),
+            "cost_off_ms": round(statistics.median(off), 3), "cost_ms": round(statistics.median(kept), 3), "cost_rounds": len(kept)}
 
 
 def measure(arguments, folder):
+    began = time.monotonic()
     dice = random.Random(arguments.seed)
     wanted = arguments.cases.split(",")
     cases = [(case, 2) for case in ("cnn", "mlp", "python", "sharded", "all_dead")]
@@ -333,24 +356,24 @@ def measure(arguments, folder):
     if "torchrun" not in wanted:
         models = []
     rounds = 1 if arguments.quick else 3
-    with_cost = "cost" in wanted and not arguments.quick
-    cost_s = min(LONGEST_COST_S, arguments.seconds / 4) if with_cost else 0
+    cost_s = min(LONGEST_COST_S, arguments.seconds / 4) if "cost" in wanted else 0
     turn_s = (arguments.seconds - cost_s) / (rounds * max(1, len(cases) + len(models) + bool(arguments.torchft)))
-    wait_s = SOON_S if arguments.soon else (FROM_S, UNTIL_S)
+    wait_s = SOON_S if arguments.soon else QUICK_WAIT_S if arguments.quick else (FROM_S, UNTIL_S)
+    kills = lambda case: QUICK_KILLS.get(case, 1) if arguments.quick else 0
     of_case, of_peer, steps, of_torchft = {}, {}, {}, []
     for turn in range(rounds):
         for case, ranks in cases:
             end = time.monotonic() + turn_s
             run = Ours(case, ranks, folder / f"{case}-{ranks}-{turn}", arguments)
             try:
-                of_case.setdefault((case, ranks), []).extend(disturbed(run, end, dice, wait_s))
+                of_case.setdefault((case, ranks), []).extend(disturbed(run, end, dice, wait_s, kills(case)))
             finally:
                 run.close()
         for model in models:
             end = time.monotonic() + turn_s
             run = Torchrun(model, 2, folder / f"torchrun-{model}-{turn}", arguments)
             try:
-                of_peer.setdefault(model, []).extend(disturbed(run, end, dice, (0.2, 1)))
+                of_peer.setdefault(model, []).extend(disturbed(run, end, dice, (0.2, 1), kills("torchrun")))
                 steps.setdefault(model, []).append(run.save_and_step_ms())
             finally:
                 run.close()
@@ -358,7 +381,7 @@ def measure(arguments, folder):
             end = time.monotonic() + turn_s
             run = Torchft(folder / f"torchft-{turn}", arguments)
             try:
-                of_torchft += disturbed(run, end, dice, (0.2, 1))
+                of_torchft += disturbed(run, end, dice, (0.2, 1), kills("torchft"))
             finally:
                 run.close()
     rows = [row(case, ranks, found) for (case, ranks), found in of_case.items()]
@@ -377,27 +400,27 @@ def measure(arguments, folder):
         result["torchft"]["kills"] = len(of_torchft)
         if "python" in medians:
             result["torchft_ratio"] = round(result["torchft"]["torchft_ms"] / medians["python"], 2)
-    if with_cost:
+    if "cost" in wanted:
         (folder / "cost").mkdir()
-        result["cost"] = undisturbed_cost(folder / "cost", arguments, cost_s)
-    return result
+        result |= undisturbed_cost(folder / "cost", arguments, began + QUICK_S if arguments.quick else time.monotonic() + cost_s)
+    return result | {"seconds": round(time.monotonic() - began, 1)}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bin", type=lambda text: Path(text).resolve())
     parser.add_argument("--json", action="store_true", help="one line")
-    parser.add_argument("--quick", action="store_true", help="under 55 s: one short turn of each, 2 ranks")
+    parser.add_argument("--quick", action="store_true", help="under 55 s: one or two kills of each, 2 ranks")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--soon", action="store_true", help="kill within the first second of each attempt")
     parser.add_argument("--cases", default="cnn,mlp,python,sharded,all_dead,torchrun,cost")
-    parser.add_argument("--seconds", type=float, help="of the whole measurement, about; each turn has at least one kill")
+    parser.add_argument("--seconds", type=float, help="of the whole measurement, about; each turn has at least one kill (not with --quick)")
     parser.add_argument("--torchft", type=Path, metavar="FOLDER",
                         help="torchft is a contestant: pip install --target FOLDER --no-deps torchft and, with what it needs,"
                         " opentelemetry-exporter-otlp-proto-http")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # the runs are ended, too
-    arguments.seconds = arguments.seconds or (40 if arguments.quick else 400)
+    arguments.seconds = arguments.seconds or 400
     with tempfile.TemporaryDirectory(prefix="dtrain-bench-") as folder:
         result = measure(arguments, Path(folder))
     print(json.dumps(result, indent=None if arguments.json else 1))

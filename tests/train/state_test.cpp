@@ -209,6 +209,7 @@ std::vector<StateCase> state_cases() {
   };
   std::vector<StateCase> cases{
       {"replicated", options_with([](auto&) {}), usual},
+      {"the same program", options_with([](auto& o) { o.same_program = true; }), usual},
       {"one rank", options_with([](auto&) {}), usual, 1},
       {"clipped windows", options_with([](auto& o) {
          o.aggregation_frequency = 3;

@@ -43,7 +43,8 @@ constexpr std::array kMayBegin{std::string_view("step/mode/"),
                                std::string_view("logical/compression/")};
 // State that checkpoints of earlier versions lack, or of runs that do not need it; the part that restores it handles
 // its absence.
-constexpr std::array kMayLack{std::string_view("data/position"), std::string_view("beside/awaited")};
+constexpr std::array kMayLack{std::string_view("data/position"), std::string_view("beside/awaited"),
+                              std::string_view("step/mode/watched")};
 constexpr const char* kVirtualRanks = "virtual_ranks";
 constexpr const char* kVirtualThreads = "virtual_rank_threads";
 constexpr std::size_t kMostProblems = 20;

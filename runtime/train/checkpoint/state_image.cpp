@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 
@@ -203,7 +204,12 @@ void TrialStateEntries::visit(StateVisitor& visitor) {
       kinds[name]["strides"] = tensor.strides().vec();
   }
   std::string text;
-  if (!visitor.replaces()) text = Json{{"values", state.values}, {"tensors", kinds}}.dump();
+  if (!visitor.replaces()) {  // after each batch: the values are not copied
+    Json told = Json::object();
+    told["values"] = std::move(state.values);
+    told["tensors"] = std::move(kinds);
+    text = told.dump();
+  }
   visitor.text("state", text);
   if (visitor.replaces() && text.empty()) return;  // the checkpoint has no such entry
   if (visitor.replaces()) {

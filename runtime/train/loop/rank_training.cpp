@@ -19,6 +19,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/rank_threads.h"
 #include "dtrain/rank/environment.h"
+#include "dtrain/rank/run_memory.h"
 #include "loop/logical_batches.h"
 #include "model/model_report.h"
 #include "model/tensor_memory.h"
@@ -116,6 +117,11 @@ bool needs_whole_parameters(const TrialContext::Wrapped& wrapped) {
                      [](const ParameterGroup& group) { return updates_whole_parameters(group.optimizer); });
 }
 
+bool goes_on_in_memory(const rank::RankSession& session) {
+  const rank::RunMemory& memory = session.memory();
+  return memory.begins_with || (!memory.folder.empty() && session.resume_from().parent_path() == memory.folder);
+}
+
 StepOptions step_options(const rank::RankSession& session, const TrialContext::Wrapped& wrapped) {
   const config::Experiment& experiment = session.experiment();
   const config::Optimizations& wanted = experiment.optimizations;
@@ -160,6 +166,7 @@ StepOptions step_options(const rank::RankSession& session, const TrialContext::W
   if (options.ranks.virtuals && options.memory_format == config::MemoryFormat::kAuto)
     options.memory_format = config::MemoryFormat::kChannelsLast;
   options.values_follow = !session.resume_from().empty() && !session.evaluates() && !session.mock().any();
+  options.same_program = options.values_follow && goes_on_in_memory(session);
   options.alone = session.mock().alone();
   // Gaps between gradients matter only where the exchange of gradients overlaps computation.
   const bool is_compressed = !std::holds_alternative<comm::NoCompression>(wanted.gradient_compression);

@@ -12,6 +12,7 @@ namespace {
 
 // Writes through .data() show in the values alone. Values are compared in this many steps: more would cost too much.
 constexpr std::int64_t kStepsWithDigests = 2;
+constexpr std::int64_t kHasWritten = -1;  // in the state, in place of the number of steps that were watched
 // After this many steps that used the same parameters, all later steps are assumed to use them too.
 constexpr std::int64_t kStepsAlike = 3;
 // In this many windows the ranks compare which models they step, before they exchange anything.
@@ -153,8 +154,9 @@ class ExchangeMode final : public StepMode, private CapturableStep {
   void end_visit(const StateVisitor& visitor) override {
     if (visitor.needs_whole()) picker_.strategy().end_visit(visitor.replaces());
     if (!visitor.replaces()) return;
-    // The values are new, so nothing is known yet about writes of the model: the watch begins again.
-    watched_steps_ = 0;
+    // The values are new: the watch begins again, unless earlier ranks of the program have ended it without a write.
+    const bool is_known = more_.same_program && watched_before_ > kStepsWithDigests;
+    watched_steps_ = is_known ? kStepsWithDigests + 1 : 0;
     parts_.watch.note(digests_due());
   }
 
@@ -178,6 +180,13 @@ class ExchangeMode final : public StepMode, private CapturableStep {
   void visit(StateVisitor& visitor) override {
     visitor.part("period", vote_);
     visitor.part("strategy", picker_.strategy());
+    // The same at each batch, however often the run has gone on from a checkpoint meanwhile.
+    std::int64_t watched =
+        wrote_before_ || writes_seen_ ? kHasWritten : std::min(watched_before_ + watched_steps_, kStepsWithDigests + 1);
+    visitor.number("watched", watched);
+    if (!visitor.replaces()) return;
+    wrote_before_ = watched == kHasWritten;
+    watched_before_ = std::max<std::int64_t>(watched, 0);
   }
 
   void report() override { picker_.strategy().report(parts_.run); }
@@ -371,7 +380,9 @@ class ExchangeMode final : public StepMode, private CapturableStep {
   bool writes_seen_ = false;                      // the model has written parameters itself
   std::vector<std::uint8_t> captured_used_;       // parameters that the captured step used
   std::optional<at::Tensor> captured_norm_;
-  std::int64_t watched_steps_ = 0;  // since the values came from elsewhere (the beginning, a checkpoint)
+  std::int64_t watched_steps_ = 0;   // since the values came from elsewhere (the beginning, a checkpoint)
+  std::int64_t watched_before_ = 0;  // the same of the ranks whose state was restored, at most one more than needed
+  bool wrote_before_ = false;        // their model has written parameters itself
 };
 
 }  // namespace

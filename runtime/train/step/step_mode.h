@@ -110,6 +110,7 @@ struct ExchangeParts {
   std::function<bool()> is_settled;
   // The values of a checkpoint replace the present ones before the first batch.
   bool values_follow = false;
+  bool same_program = false;  // StepOptions::same_program
 };
 
 // Separates a step's work on the device from its work on the host, so that the device's part can be captured as a CUDA

@@ -30,6 +30,8 @@ struct StepOptions {
   rank::LogicalRanks ranks;
   // The state of a checkpoint replaces all values of the model before they are used.
   bool values_follow = false;
+  // That state is one in memory, which ranks of the same program have left: what they had found out of it holds.
+  bool same_program = false;
   // Once all ranks have the same model, this rank trains by itself (`--mock comm`), and nothing is collective.
   bool alone = false;
 };

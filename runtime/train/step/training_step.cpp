@@ -159,7 +159,8 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
                       {.gradient_norms = gradient_norms_,
                        .before_update = before_update_,
                        .is_settled = [this] { return memory_format_.settled(); },
-                       .values_follow = options.values_follow},
+                       .values_follow = options.values_follow,
+                       .same_program = options.same_program},
                       options)),
       hooks_(parameters_, exchange_),
       may_keep_narrow_gradients_(may_keep_narrow_gradients(options, run_.world) && parameters_.memory().on_host() &&
