@@ -62,7 +62,6 @@ std::vector<int> NodeHosts::meet(RunKept& run, const std::function<void()>& chec
   }
   next_ = {};
   order_ = nullptr;
-  paused_ = false;
   // Those train by whose ranks the batch divides.
   std::vector<int> hosts(present_.begin(), present_.begin() + hosts_that_train(plan_, present_.size()));
   take_place(hosts);
@@ -155,32 +154,28 @@ bool NodeHosts::decides_without_lost() const {
   return first != present_.end() && *first == node_.rank;
 }
 
-bool NodeHosts::look_for_others(const std::string& attempt, bool trains_now) {
-  if (paused_ || !shrinks() || are_all_present()) return false;
-  if (decides() && trains_now && order_.is_null()) tell_others(attempt);
-  paused_ = keepers_->hear("pause/" + attempt, std::chrono::milliseconds(0)).has_value();
-  if (paused_) std::fprintf(stderr, "dtrain: %s: saving after the current step\n", rank::StopRequests::kPaused);
-  return paused_;
-}
-
-void NodeHosts::tell_others(const std::string& attempt) {
+bool NodeHosts::look_for_others(bool trains_now) {
+  if (!decides() || !trains_now || !shrinks() || are_all_present() || !order_.is_null()) return false;
   if (!room_) {
-    if (SteadyClock::now() < next_room_) return;
-    rank::KeeperOptions there = options({.started = 1, .run_dir = {}, .cause = {}});
+    if (SteadyClock::now() < next_room_) return false;
     try {
-      room_ = std::make_unique<rank::WaitingRoom>(there);
-    } catch (const CommError&) {  // something else listens at the port, as rank 0 of another run
+      room_ = std::make_unique<rank::WaitingRoom>(options({.started = 1, .run_dir = {}, .cause = {}}));
+    } catch (const CommError&) {  // something else listens at the port
       next_room_ = SteadyClock::now() + kRoomAgain;
-      return;
+      return false;
     }
   }
   const auto waiting = room_->waiting();
-  if (!waiting) return room_.reset();
+  if (!waiting) {
+    room_.reset();
+    return false;
+  }
   const bool with_host_0 = room_->host_0_is_back();
   const std::size_t there = present_.size() + waiting->size() + (with_host_0 ? 1 : 0);
-  if (hosts_that_train(plan_, there) <= place_.nodes) return;
+  if (hosts_that_train(plan_, there) <= place_.nodes) return false;
   order_ = {{"hosts", there}, {"with_host_0", with_host_0}};
-  keepers_->tell("pause/" + attempt, true);
+  std::fprintf(stderr, "dtrain: %s: saving after the current step\n", rank::StopRequests::kPaused);
+  return true;
 }
 
 void NodeHosts::part(const Json& order) {

@@ -38,9 +38,9 @@ class NodeHosts {
   bool decides_without_lost() const;
   bool are_all_present() const { return present_.size() == static_cast<std::size_t>(node_.nodes); }
 
-  // Other hosts may take part: looked for while the ranks train, again and again. `attempt` names it. Returns true
-  // once, when this host's ranks are to save and to end for that. CommError once a host is lost.
-  bool look_for_others(const std::string& attempt, bool trains_now);
+  // Other hosts may take part: rank 0's host looks for them again and again, once its ranks train. Returns true once,
+  // when they are to save and to end for that: those of the other hosts end with them.
+  bool look_for_others(bool trains_now);
   // What all hosts are to know of it at the end of the attempt; null: no others are there.
   const Json& order() const { return order_; }
 
@@ -54,7 +54,6 @@ class NodeHosts {
   rank::KeeperOptions options(const RunKept& run) const;
   std::chrono::milliseconds serves_after() const;
   bool claim(const RunKept& run, const std::vector<int>& present) const;
-  void tell_others(const std::string& attempt);
   void take_place(const std::vector<int>& hosts);
 
   // How the next meeting begins.
@@ -74,7 +73,6 @@ class NodeHosts {
   std::vector<std::string> addresses_;  // at the last meeting
   Next next_;
   Json order_;
-  bool paused_ = false;  // in this attempt
   std::chrono::steady_clock::time_point next_room_;
   std::unique_ptr<rank::WaitingRoom> room_;  // null: all hosts train, or the ranks do not yet
   std::unique_ptr<rank::Keepers> keepers_;

@@ -150,7 +150,7 @@ class Keeper {
     NodeRanks ranks(plan_, hosts_.place(), variables_, run_.run_dir, run_.started);
     ++run_.started;
     const NodeEnd end = ranks.wait(signals_, keepers, status_, recoveries_,
-                                   [&](bool trains) { return hosts_.look_for_others(name, trains); });
+                                   [&](bool trains) { return hosts_.look_for_others(trains); });
     memory_.hold(ranks.run_dir());
     noticed_ = ranks.failed_at().value_or(SteadyClock::now());
     std::string lost = keepers.lost();

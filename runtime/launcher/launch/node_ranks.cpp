@@ -269,11 +269,7 @@ NodeEnd NodeRanks::end() const {
 }
 
 void NodeRanks::pause_if(const std::function<bool(bool trains)>& pauses) {
-  try {
-    if (!pauses(trains_)) return;
-  } catch (const CommError&) {
-    return;  // a host is lost, which wait() sees
-  }
+  if (!pauses(trains_)) return;
   for (RankProcess& rank : ranks_) {
     if (!rank.status()) rank.pause();
   }
