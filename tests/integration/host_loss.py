@@ -32,7 +32,8 @@ class Hosts:
         self.folder = work.path / name
         self.folder.mkdir()
         self.run_dir, self.nodes = self.folder / "run", nodes
-        content = {"slots": 2, "model": "plain", "min_checkpoint_period": {"batches": 4}, "batches": BATCHES, **content}
+        content = {"slots": 2, "model": "plain", "min_checkpoint_period": {"batches": 4}, "batches": BATCHES,
+                   "max_restarts": 8, **content}
         self.file = write_experiment(self.folder / "experiment.yaml", **sections(folder=self.folder, **content))
         self.options, self.keepers, self.logs = options, {}, {"a": [], "b": []}
 
@@ -87,6 +88,8 @@ class Hosts:
 
 
 class Losing(WorkplaceTest):
+    ON_DISK = True  # each host has a /dev/shm of its own
+
     def hosts(self, name, **content):
         hosts = Hosts(self.work, name, **content)
         self.addCleanup(hosts.kill)

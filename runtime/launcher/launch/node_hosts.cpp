@@ -98,8 +98,7 @@ rank::KeeperOptions NodeHosts::options(const RunKept& run) const {
     const bool is_expected = host == 0 && next_.with_host_0;
     if (is_lost || (addresses_[host].empty() && !is_expected)) options.silent.push_back(static_cast<int>(host));
   }
-  // Where host 0 is lost, serves_after() has given its keeper the time.
-  if (next_.lost) options.moment = next_.lost->silent || next_.lost->host == 0 ? 0s : kKeeperPatience;
+  if (next_.lost) options.moment = next_.lost->host == 0 ? 0s : patience_with_keeper();
   options.serves_after = serves_after();
   options.claims = [this](const Json& agreed, const std::vector<int>& present) {
     return claim(run_kept_of(agreed), present);
@@ -116,10 +115,17 @@ std::chrono::milliseconds NodeHosts::serves_after() const {
   const bool host_0_was_there = contains(present_, 0);
   if (next_.with_host_0 || (host_0_was_there && !is_lost(0))) {
     first = kTurnOfHost0;
-  } else if (host_0_was_there && !next_.lost->silent) {
-    first = kKeeperPatience;
+  } else if (host_0_was_there) {
+    first = patience_with_keeper();
   }
   return first + before * kTurn;
+}
+
+// What is left of the time that the keeper of the lost host has to be there again.
+std::chrono::milliseconds NodeHosts::patience_with_keeper() const {
+  if (next_.lost->silent) return 0s;
+  const auto passed = std::chrono::duration_cast<std::chrono::milliseconds>(SteadyClock::now() - next_.noticed);
+  return std::max(kKeeperPatience - passed, std::chrono::milliseconds(0));
 }
 
 bool NodeHosts::claim(const RunKept& run, const std::vector<int>& present) const {
@@ -185,8 +191,8 @@ void NodeHosts::part(const Json& order) {
   next_.with_host_0 = order.at("with_host_0").get<bool>();
 }
 
-void NodeHosts::lose() {
-  next_ = {.before = present_.size(), .lost = keepers_->lost_host()};
+void NodeHosts::lose(SteadyClock::time_point noticed) {
+  next_ = {.before = present_.size(), .lost = keepers_->lost_host(), .noticed = noticed};
   if (next_.lost && next_.before > 0) --next_.before;
 }
 

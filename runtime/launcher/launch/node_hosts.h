@@ -46,13 +46,14 @@ class NodeHosts {
 
   // The hosts part, and meet again. `order`: the decider's.
   void part(const Json& order);
-  // A host is lost: the next meeting is that of the others.
-  void lose();
+  // A host is lost, which was noticed then: the next meeting is that of the others.
+  void lose(std::chrono::steady_clock::time_point noticed);
 
  private:
   bool shrinks() const { return plan_.on_host_loss == config::OnHostLoss::kShrink; }
   rank::KeeperOptions options(const RunKept& run) const;
   std::chrono::milliseconds serves_after() const;
+  std::chrono::milliseconds patience_with_keeper() const;
   bool claim(const RunKept& run, const std::vector<int>& present) const;
   void take_place(const std::vector<int>& hosts);
 
@@ -60,6 +61,7 @@ class NodeHosts {
   struct Next {
     std::size_t before = 0;  // hosts that part in good order, or are left
     std::optional<rank::Keepers::LostHost> lost;
+    std::chrono::steady_clock::time_point noticed = {};
     bool with_host_0 = false;  // which has been absent, and serves the meeting
   };
 

@@ -198,7 +198,7 @@ class Keeper {
     if (!run_dir.empty()) run_.run_dir = run_dir.string();
     if (is_over(end)) return end.code;
     if (end.stopped) return end.failed ? end.code : std::max(end.code, ExitCode::kPreempted);
-    hosts_.lose();
+    hosts_.lose(noticed_);
     run_.paused = false;
     const bool fails = plan_.on_host_loss == config::OnHostLoss::kFail;
     if (fails || (end.failed && !end.cause.empty() && !end.may_pass) || !count_restart(lost)) {

@@ -22,6 +22,7 @@ namespace fs = std::filesystem;
 using SteadyClock = std::chrono::steady_clock;
 
 constexpr int kPollMs = 200;
+constexpr Patience kPatienceWithoutHost{std::chrono::milliseconds(400), std::chrono::milliseconds(1200)};
 
 int ranks_of_node(const config::Experiment& experiment, const rank::NodeEnvironment& node) {
   if (node.ranks_here > 0) return node.ranks_here;
@@ -185,7 +186,7 @@ NodeEnd node_end_of(const Json& json) {
 
 NodeRanks::NodeRanks(const NodePlan& plan, const rank::NodeEnvironment& node, const rank::Variables& variables,
                      const fs::path& run_dir, int restart)
-    : hangs_(plan.experiment.recovery, node, restart) {
+    : shrinks_(plan.on_host_loss == config::OnHostLoss::kShrink), hangs_(plan.experiment.recovery, node, restart) {
   for (int local = 0; local < plan.ranks_here; ++local) {
     const int rank = node.rank * plan.ranks_here + local;
     ProcessOptions options{.command = plan.command};
@@ -230,7 +231,7 @@ NodeEnd NodeRanks::wait(rank::LaunchSignals& signals, rank::Keepers& keepers, ra
     if (lost && !failed_at_) failed_at_ = SteadyClock::now();
     if (!failed_at_ && !interrupted_at_) look_for_hangs(keepers);
     if (!failed_at_ && !interrupted_at_) pause_if(pauses);
-    end_what_hangs();
+    end_what_hangs(lost);
   }
   read_links(status, recoveries);
   return end();
@@ -336,11 +337,15 @@ void NodeRanks::interrupt(int signal) {
   }
 }
 
-void NodeRanks::end_what_hangs() {
+// Where the run goes on without a host, what ranks save as survivors does not count, and a checkpoint that is being
+// written lacks the part of the lost ranks: they need not be waited for.
+void NodeRanks::end_what_hangs(bool without_host) {
   if (!failed_at_) return;
   const auto since = SteadyClock::now() - *failed_at_;
   for (RankProcess& rank : ranks_) {
-    if (!rank.status()) rank.end(since, rank.saves() ? kPatienceWithSavingRank : kPatienceWithRank);
+    if (rank.status()) continue;
+    const Patience& patience = rank.saves() ? kPatienceWithSavingRank : kPatienceWithRank;
+    rank.end(since, without_host && shrinks_ ? kPatienceWithoutHost : patience);
   }
 }
 

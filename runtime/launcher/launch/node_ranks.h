@@ -112,11 +112,12 @@ class NodeRanks {
   void reap(RankProcess& rank);
   void look_for_hangs(rank::Keepers& keepers);
   void interrupt(int signal);
-  void end_what_hangs();
+  void end_what_hangs(bool without_host);
   void pause_if(const std::function<bool(bool trains)>& pauses);
   bool is_failure(const ExitStatus& status) const;
   NodeEnd end() const;
 
+  const bool shrinks_;
   std::vector<RankProcess> ranks_;
   NodeHangs hangs_;
   std::optional<HangReport> hang_;
