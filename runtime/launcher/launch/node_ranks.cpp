@@ -186,7 +186,8 @@ NodeEnd node_end_of(const Json& json) {
 
 NodeRanks::NodeRanks(const NodePlan& plan, const rank::NodeEnvironment& node, const rank::Variables& variables,
                      const fs::path& run_dir, int restart)
-    : shrinks_(plan.on_host_loss == config::OnHostLoss::kShrink), hangs_(plan.experiment.recovery, node, restart) {
+    : waits_for_hosts_(plan.on_host_loss == config::OnHostLoss::kWait),
+      hangs_(plan.experiment.recovery, node, restart) {
   for (int local = 0; local < plan.ranks_here; ++local) {
     const int rank = node.rank * plan.ranks_here + local;
     ProcessOptions options{.command = plan.command};
@@ -337,7 +338,7 @@ void NodeRanks::interrupt(int signal) {
   }
 }
 
-// Where the run goes on without a host, what ranks save as survivors does not count, and a checkpoint that is being
+// Where nobody waits for a lost host, what ranks save as survivors does not count, and a checkpoint that is being
 // written lacks the part of the lost ranks: they need not be waited for.
 void NodeRanks::end_what_hangs(bool without_host) {
   if (!failed_at_) return;
@@ -345,7 +346,7 @@ void NodeRanks::end_what_hangs(bool without_host) {
   for (RankProcess& rank : ranks_) {
     if (rank.status()) continue;
     const Patience& patience = rank.saves() ? kPatienceWithSavingRank : kPatienceWithRank;
-    rank.end(since, without_host && shrinks_ ? kPatienceWithoutHost : patience);
+    rank.end(since, without_host && !waits_for_hosts_ ? kPatienceWithoutHost : patience);
   }
 }
 

@@ -117,7 +117,7 @@ class NodeRanks {
   bool is_failure(const ExitStatus& status) const;
   NodeEnd end() const;
 
-  const bool shrinks_;
+  const bool waits_for_hosts_;
   std::vector<RankProcess> ranks_;
   NodeHangs hangs_;
   std::optional<HangReport> hang_;
