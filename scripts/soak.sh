@@ -39,6 +39,8 @@ campaign "a rank, a keeper, a host and a link of two hosts" tests/harness/two_ho
   tests/integration/host_faults.py "$folder/bin" || [ $? -eq 77 ]
 campaign "a host of torchrun --nnodes 1:2 goes and comes" tests/harness/two_hosts.sh with unshaped .deps/peers/bin/python -B \
   tests/integration/torchrun_elastic.py "$folder/bin" || [ $? -eq 77 ]
+campaign "a host is lost and comes back, host 0 too" tests/harness/two_hosts.sh with unshaped .deps/peers/bin/python -B \
+  tests/integration/host_loss.py "$folder/bin" Seconds || [ $? -eq 77 ]
 for sharded in false true; do
   campaign "ranks of two hosts die, and no checkpoint is on the disk; sharded updates: $sharded" tests/harness/two_hosts.sh with unshaped \
     .deps/peers/bin/python -B tests/integration/host_faults.py "$folder/bin" --beds pods,ssh --faults rank,ranks,twice,keeper,host \

@@ -13,6 +13,7 @@
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/comm/rendezvous_store.h"
 #include "dtrain/host/network.h"
+#include "meeting_place.h"
 #include "membership.h"
 
 namespace dtrain::rank {
@@ -26,28 +27,22 @@ class TooLate : public CommError {
   using CommError::CommError;
 };
 
-std::string host_text(int host, const std::string& name) {
-  return "host " + std::to_string(host) + (name.empty() ? "" : " (" + name + ")");
-}
-
-std::string key_of(int host) {
-  return "host/" + std::to_string(host);
-}
-
 // One meeting of the keepers, from the side of one of them.
 class Meeting {
  public:
   Meeting(const KeeperOptions& options, const Json& mine, const Keepers::Agree& agree,
-          const std::function<void()>& check)
+          const std::function<void()>& check, std::unique_ptr<WaitingRoom> room)
       : options_(options),
         agree_(agree),
         check_(check),
         secret_(read_run_secret(options.secret_file)),
-        mine_(to_line({{"name", options.host_name}, {"state", mine}})) {}
+        mine_({{"name", options.host_name}, {"state", mine}, {"before", options.before}}),
+        room_(room ? room->take_place() : nullptr) {}
 
   struct Result {
     std::unique_ptr<comm::ControlPlane> plane;
-    std::vector<Json> hosts;  // {"name", "state"} of each; null: it is absent
+    int server = 0;
+    std::vector<Json> hosts;  // {"name", "address", "state"} of each; null: it is absent
     Json agreed;
   };
 
@@ -55,7 +50,7 @@ class Meeting {
     for (;;) {
       std::string why;
       try {
-        if (auto result = is_first() ? serve(why) : join(why)) {
+        if (auto result = is_first() || room_ ? serve(why) : find(why)) {
           if (said_) {
             const auto absent = std::count(result->hosts.begin(), result->hosts.end(), Json());
             options_.log->info("{} hosts of the run have met", result->hosts.size() - static_cast<std::size_t>(absent));
@@ -75,7 +70,6 @@ class Meeting {
 
  private:
   bool is_first() const { return options_.node.rank == 0; }
-  std::string key() const { return "dtrain/" + options_.node.job() + "/keepers"; }
 
   // Says what is waited for from time to time. CommError at the deadline.
   void wait(const std::string& why) {
@@ -94,72 +88,74 @@ class Meeting {
     options_.log->info("{} waits {} ({} so far, at most {})", self, why, waited, format_duration(options_.timeout));
   }
 
-  comm::ControlOptions plane_options(const std::string& session) const {
-    comm::ControlOptions options{.world = {.rank = options_.node.rank, .size = options_.node.nodes, .host = {}},
-                                 .secret = secret_,
-                                 .timeout = kPlaneTime,
-                                 .host_name = options_.host_name,
-                                 .session = session,
-                                 .log = options_.log};
-    options.world.host = host::host_identity().key;
-    return options;
-  }
-
-  HostWait host_wait() const {
-    return {.name = options_.node.master.name,
-            .port = options_.node.master.port,
-            .timeout = options_.timeout,
-            .waiter = host_text(options_.node.rank, options_.host_name),
-            .log = options_.log};
+  // A host other than 0: joins a meeting where there is one, and holds one itself where it is to.
+  std::optional<Result> find(std::string& why) {
+    const auto passed = SteadyClock::now() - began_;
+    const auto is_skipped = [&](int host) {
+      const auto& silent = options_.silent;
+      return passed < kSilentAgain && std::find(silent.begin(), silent.end(), host) != silent.end();
+    };
+    if (!is_skipped(0)) {
+      if (auto result = join(options_.node.master.name, why)) return result;
+      why = "for host 0: " + why;
+    }
+    for (std::size_t host = 1; host < options_.addresses.size(); ++host) {
+      const int number = static_cast<int>(host);
+      const std::string& address = options_.addresses[host];
+      if (address.empty() || number == options_.node.rank || is_skipped(number)) continue;
+      std::string there;
+      if (auto result = join(address, there)) return result;
+      if (!there.empty()) why += (why.empty() ? "for host " : ", for host ") + std::to_string(host) + ": " + there;
+    }
+    if (why.empty()) why = "for the hosts that are left";
+    const bool serves = options_.serves_after && passed >= *options_.serves_after && !others_have_gone_on_;
+    return serves ? serve(why) : std::nullopt;
   }
 
   std::optional<Result> serve(std::string& why) {
-    host::check_loopback();
-    auto store = comm::RendezvousStore::open({.address = master_address_here(options_.network_interface, host_wait()),
-                                              .port = options_.node.master.port,
-                                              .serves = true,
-                                              .timeout = options_.timeout,
-                                              .ranks = options_.node.nodes});
-    const std::string session = random_hex(kSecretBytes);
-    comm::ControlOptions options = plane_options(session);
-    const bool send_secret = options.secret.empty();
-    if (send_secret) options.secret = random_hex(kSecretBytes);
-    comm::ControlEndpoint bound;
-    auto plane = comm::ControlPlane::serve(
-        options, {.address = control_address_here(options_.network_interface, host_wait())}, &bound);
+    const auto opened = SteadyClock::now();
+    std::unique_ptr<MeetingPlace> place = room_ ? std::exchange(room_, nullptr) : MeetingPlace::open(options_, secret_);
     was_open_ = true;
-    store->set(key(), to_line({{"address", bound.address},
-                               {"port", bound.port},
-                               {"session", session},
-                               {"secret", send_secret ? options.secret : std::string()}}));
-    plane->set(key_of(0), mine_);
-    std::vector<std::optional<Json>> hosts(static_cast<std::size_t>(options_.node.nodes));
-    while (!take_all(*plane, hosts, why) && !is_last_call_over(hosts, why)) {
-      plane->set(kMissing, why);
-      if (plane->failure()) return std::nullopt;  // a keeper has come and is lost: all meet anew
+    const int self = options_.node.rank;
+    mine_["address"] = place->address;
+    place->plane->set(key_of_host(self), to_line(mine_));
+    for (place->look(kAgain); !is_complete(place->hosts, why) && !is_last_call_over(place->hosts, why);
+         place->look(kAgain)) {
+      place->plane->set(kMissing, why);
+      if (place->plane->failure()) return std::nullopt;  // a keeper has come and is lost: all meet anew
+      // Host 0 may be back, and hold a meeting itself.
+      if (!is_first() && SteadyClock::now() - opened >= kOthersPatience) return std::nullopt;
       wait(why);
     }
-    store.reset();  // rank 0 serves the next one, and ranks of other hosts must not reach this one
-    Result result{.plane = std::move(plane), .hosts = {}, .agreed = {}};
+    Result result{.plane = std::move(place->plane), .server = self, .hosts = {}, .agreed = {}};
+    std::vector<std::optional<Json>> hosts = std::move(place->hosts);
+    place.reset();  // with the store: rank 0 serves the next one, and ranks of other hosts must not reach this one
+    return conclude(std::move(result), hosts, why);
+  }
+
+  std::optional<Result> conclude(Result result, std::vector<std::optional<Json>>& hosts, std::string& why) {
     std::vector<Json> states;
-    for (auto& host : hosts) {
-      if (host) states.push_back(host->at("state"));
-      result.hosts.push_back(host ? *std::move(host) : Json());
+    std::vector<int> present;
+    for (std::size_t host = 0; host < hosts.size(); ++host) {
+      if (hosts[host]) states.push_back(hosts[host]->at("state"));
+      if (hosts[host]) present.push_back(static_cast<int>(host));
+      result.hosts.push_back(hosts[host] ? *std::move(hosts[host]) : Json());
     }
     result.agreed = agree_(states);
+    if (options_.claims && !options_.claims(result.agreed, present)) {
+      others_have_gone_on_ = true;
+      refused_with_ = static_cast<std::ptrdiff_t>(present.size());
+      why = "for the hosts that have gone on without it";
+      return std::nullopt;
+    }
     result.plane->set(kAgreed, to_line({{"hosts", result.hosts}, {"agreed", result.agreed}}));
     return result;
   }
 
   // Returns true once all hosts have come. `why`: those that have not.
-  static bool take_all(comm::ControlPlane& plane, std::vector<std::optional<Json>>& hosts, std::string& why) {
+  bool is_complete(const std::vector<std::optional<Json>>& hosts, std::string& why) const {
     std::vector<std::string> missing;
-    bool waited = false;
     for (std::size_t host = 0; host < hosts.size(); ++host) {
-      if (!hosts[host]) {
-        const auto told = plane.get_within(key_of(static_cast<int>(host)), std::exchange(waited, true) ? kNow : kAgain);
-        if (told) hosts[host] = Json::parse(*told);
-      }
       if (!hosts[host]) missing.push_back(std::to_string(host));
     }
     why = std::string("for ") + (missing.size() == 1 ? "host " : "hosts ") + dtrain::join(missing, ", ") +
@@ -171,94 +167,112 @@ class Meeting {
   bool is_last_call_over(const std::vector<std::optional<Json>>& hosts, std::string& why) {
     const auto present = std::count_if(hosts.begin(), hosts.end(), [](const auto& host) { return host.has_value(); });
     const auto now = SteadyClock::now();
-    if (present < options_.node.least) {
+    if (present < options_.node.least || present <= refused_with_) {
       last_call_.reset();
       return false;
     }
     if (!last_call_) last_call_ = now;
-    const bool all_again = options_.before > 0 && static_cast<std::size_t>(present) >= options_.before;
-    const auto left = *last_call_ + (all_again ? kMoment : options_.node.last_call) - now;
+    if (const std::string held = options_.holds_back ? options_.holds_back() : std::string(); !held.empty()) {
+      last_call_.reset();
+      why += "; " + held;
+      return false;
+    }
+    std::size_t before = options_.before;  // a host that was away does not know it
+    for (const auto& host : hosts) {
+      if (host) before = std::max(before, host->value("before", std::size_t{0}));
+    }
+    const bool all_again = before > 0 && static_cast<std::size_t>(present) >= before;
+    const auto left = *last_call_ + (all_again ? options_.moment : options_.node.last_call) - now;
     why += "; without more, those that are there begin in " +
            format_duration(std::max(left, SteadyClock::duration::zero()));
     return left <= SteadyClock::duration::zero();
   }
 
-  std::optional<Result> join(std::string& why) {
-    const std::string address = find_listener(host_wait(), why);
-    if (address.empty()) {
-      why = "for host 0: " + why;
-      return std::nullopt;
-    }
+  // Joins the meeting at that host. Empty: there is none, and `why` says so.
+  std::optional<Result> join(const std::string& name, std::string& why) {
+    HostWait there = host_wait(options_);
+    there.name = name;
+    const std::string address = find_listener(there, why);
+    if (address.empty()) return std::nullopt;
     if (said_) {
-      options_.log->info("{} has found {} at {} after {}", host_wait().waiter, options_.node.master.name, address,
+      options_.log->info("{} has found {} at {} after {}", there.waiter, name, address,
                          format_duration(SteadyClock::now() - began_));
       said_ = false;
     }
     Json contact;
     try {
-      const auto store =
-          comm::RendezvousStore::open({.address = address, .port = options_.node.master.port, .timeout = kAnswer});
-      contact = Json::parse(store->get(key()));
+      const auto store = comm::RendezvousStore::open({.address = address, .port = there.port, .timeout = kAnswer});
+      contact = Json::parse(store->get(options_.job_key()));
     } catch (const CommError& error) {
-      why = std::string("for host 0: ") + error.what();  // rank 0 may serve the store of the ranks meanwhile
+      why = error.what();  // rank 0 may serve the store of the ranks meanwhile
       return std::nullopt;
     }
-    comm::ControlOptions options = plane_options(contact.at("session").get<std::string>());
-    options.secret = secret_to_join(secret_, contact.at("secret").get<std::string>());
-    auto plane = comm::ControlPlane::connect(
-        options, {contact.at("address").get<std::string>(), contact.at("port").get<std::uint16_t>()});
-    plane->set(key_of(options_.node.rank), mine_);
+    const int server = contact.at("server").get<int>();
+    const auto endpoint = comm::ControlEndpoint{contact.at("address").get<std::string>(), contact.at("port")};
+    auto plane =
+        comm::ControlPlane::connect(plane_options(options_, server, contact.at("session").get<std::string>(),
+                                                  secret_to_join(secret_, contact.at("secret").get<std::string>())),
+                                    endpoint);
+    const std::string& interface = options_.network_interface;
+    mine_["address"] = interface.empty() ? host::source_address(endpoint.address)
+                                         : host::reachable_address(interface, "DTRAIN_NETWORK_INTERFACE");
+    plane->set(key_of_host(options_.node.rank), to_line(mine_));
     for (;;) {
       if (const auto told = plane->get_within(kAgreed, kAgain)) {
         const Json agreed = Json::parse(*told);
         if (agreed.at("hosts").at(static_cast<std::size_t>(options_.node.rank)).is_null()) {
           plane->leave();
-          why = "for the next meeting: the others have begun without it";
+          why = "the next meeting, as the others have begun without it";
           return std::nullopt;
         }
-        return Result{std::move(plane), agreed.at("hosts").get<std::vector<Json>>(), agreed.at("agreed")};
+        return Result{std::move(plane), server, agreed.at("hosts").get<std::vector<Json>>(), agreed.at("agreed")};
       }
-      wait(plane->get_within(kMissing, kAgain).value_or("for host 0"));
+      wait(plane->get_within(kMissing, kAgain).value_or("for " + host_text(server, "")));
     }
   }
 
-  static constexpr std::chrono::milliseconds kNow{0};
   static constexpr std::chrono::milliseconds kAgain{100};
-  static constexpr std::chrono::milliseconds kAnswer{2'000};      // of a store that is there
-  static constexpr std::chrono::milliseconds kPlaneTime{10'000};  // to connect, and to part
-  static constexpr std::chrono::seconds kMoment{1};               // for hosts that wait for a meeting
+  static constexpr std::chrono::milliseconds kAnswer{2'000};  // of a store that is there
+  static constexpr std::chrono::seconds kSilentAgain{10};     // then hosts that were silent are looked for, too
+  static constexpr std::chrono::seconds kOthersPatience{5};   // of a host that serves in the place of host 0
   static constexpr std::chrono::seconds kFirstLine{2};
   static constexpr std::chrono::seconds kLaterLines{15};
   static constexpr std::chrono::seconds kPortPatience{10};  // ranks that a dead keeper has left may hold the port
-  static constexpr const char* kAgreed = "agreed";
-  static constexpr const char* kMissing = "missing";
 
   const KeeperOptions& options_;
   const Keepers::Agree& agree_;
   const std::function<void()>& check_;
   const std::string secret_;
-  const std::string mine_;
+  Json mine_;
+  std::unique_ptr<MeetingPlace> room_;  // null: none was open, or the meeting was there
   const SteadyClock::time_point began_ = SteadyClock::now();
   SteadyClock::time_point next_line_ = began_ + kFirstLine;
   bool said_ = false;
-  bool was_open_ = false;                             // host 0's store
+  bool was_open_ = false;  // host 0's store
+  bool others_have_gone_on_ = false;
+  std::ptrdiff_t refused_with_ = 0;                   // so many hosts have learned that others have gone on
   std::optional<SteadyClock::time_point> last_call_;  // since when enough hosts are there
 };
 
 }  // namespace
 
 std::unique_ptr<Keepers> Keepers::meet(const KeeperOptions& options, const Json& mine, const Agree& agree,
-                                       const std::function<void()>& check) {
-  Meeting::Result result = Meeting(options, mine, agree, check).hold();
-  return std::unique_ptr<Keepers>(new Keepers(std::move(result.plane), result.hosts, std::move(result.agreed)));
+                                       const std::function<void()>& check, std::unique_ptr<WaitingRoom> room) {
+  Meeting::Result result = Meeting(options, mine, agree, check, std::move(room)).hold();
+  return std::unique_ptr<Keepers>(
+      new Keepers(std::move(result.plane), result.server, result.hosts, std::move(result.agreed)));
 }
 
-Keepers::Keepers(std::unique_ptr<comm::ControlPlane> plane, const std::vector<Json>& hosts, Json agreed)
-    : lost_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), agreed_(std::move(agreed)), plane_(std::move(plane)) {
+Keepers::Keepers(std::unique_ptr<comm::ControlPlane> plane, int server, const std::vector<Json>& hosts, Json agreed)
+    : lost_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      server_(server),
+      agreed_(std::move(agreed)),
+      plane_(std::move(plane)) {
   if (!lost_fd_) throw SystemError("cannot make an eventfd", errno);
   for (const Json& host : hosts) {
     if (!host.is_null()) present_.push_back(static_cast<int>(names_.size()));
     names_.push_back(host.is_null() ? std::string() : host.at("name").get<std::string>());
+    addresses_.push_back(host.is_null() ? std::string() : host.at("address").get<std::string>());
   }
   plane_->on_failure([fd = lost_fd_.get()](const comm::RankFailure&) {
     const std::uint64_t one = 1;
@@ -275,12 +289,18 @@ std::optional<Json> Keepers::hear(const std::string& key, std::chrono::milliseco
   return told ? std::optional(Json::parse(*told)) : std::nullopt;
 }
 
-std::string Keepers::lost() const {
+std::optional<Keepers::LostHost> Keepers::lost_host() const {
   const auto failure = plane_->failure();
-  if (!failure) return {};
-  const bool silent = failure->departure == comm::Departure::kSilent;
-  return (failure->rank < 0 ? std::string("a host") : name_of(failure->rank)) +
-         " is lost: " + (silent ? "it has sent nothing for some seconds" : "the process that keeps its ranks is gone");
+  if (!failure) return std::nullopt;
+  return LostHost{.host = failure->rank < 0 ? -1 : host_of_plane_rank(failure->rank, server_),
+                  .silent = failure->departure == comm::Departure::kSilent};
+}
+
+std::string Keepers::lost() const {
+  const auto lost = lost_host();
+  if (!lost) return {};
+  return (lost->host < 0 ? std::string("a host") : name_of(lost->host)) + " is lost: " +
+         (lost->silent ? "it has sent nothing for some seconds" : "the process that keeps its ranks is gone");
 }
 
 std::string Keepers::name_of(int host) const {
@@ -300,7 +320,9 @@ void Keepers::leave() {
 void Keepers::leave_without_absent() {
   plane_->leave();
   const auto deadline = SteadyClock::now() + plane_->timeout();
-  const auto has_left = [&](int host) { return host == 0 || plane_->peer_state(host) == comm::PeerState::kFinished; };
+  const auto has_left = [&](int host) {
+    return host == server_ || plane_->peer_state(plane_rank(host, server_)) == comm::PeerState::kFinished;
+  };
   const bool serves = plane_->world().rank == 0;
   while (serves && !plane_->failure() && !std::all_of(present_.begin(), present_.end(), has_left)) {
     if (SteadyClock::now() >= deadline) return;

@@ -17,6 +17,7 @@
 #include "dtrain/host/rank_threads.h"
 #include "dtrain/rank/checkpoint_folder.h"
 #include "dtrain/rank/gpus_seen.h"
+#include "dtrain/rank/host_claims.h"
 #include "dtrain/rank/plan_file.h"
 #include "dtrain/rank/rank_session.h"
 #include "dtrain/rank/resume.h"
@@ -258,11 +259,12 @@ std::string text_of_restarts(const RankEnvironment& environment) {
 }
 
 // Ranks of the last attempt whose keeper is dead may have to end their step, and to save.
-RunLock take_lock_of_last_attempt(const RunFolder& folder) {
+RunLock take_lock_of_last_attempt(const RunFolder& folder, int restart) {
+  const std::vector<std::string> gone = hosts_gone(folder, restart);
   const auto deadline = std::chrono::steady_clock::now() + kLastAttemptEnds;
   for (;;) {
     try {
-      RunLock lock = RunLock::take(folder);
+      RunLock lock = RunLock::take(folder, gone);
       check_not_in_progress(folder);
       return lock;
     } catch (const ConfigError&) {
@@ -301,7 +303,7 @@ void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, con
     continues = continues || (may_continue && std::filesystem::exists(asked.plan(), code));
     if (continues) {
       RunFolder folder = asked;
-      files.lock = is_restart ? take_lock_of_last_attempt(folder) : RunLock::take(folder);
+      files.lock = is_restart ? take_lock_of_last_attempt(folder, environment.restart) : RunLock::take(folder);
       point = reopen_own_folder(
           folder, experiment, options.overrides, is_restart,
           [&] { return choose_resume_point(folder, in_memory, identity, files.memory); }, [&] { write_plan(folder); },

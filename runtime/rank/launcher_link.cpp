@@ -117,14 +117,15 @@ SocketLink::~SocketLink() {
   if (thread_.joinable()) thread_.join();
 }
 
-void SocketLink::watch(std::function<void()> gone, std::function<void(int)>) {
-  thread_ = start_thread("the connection to the launcher", [this, gone = std::move(gone)] {
+void SocketLink::watch(std::function<void()> gone, std::function<void(int)> stop) {
+  thread_ = start_thread("the connection to the launcher", [this, gone = std::move(gone), stop = std::move(stop)] {
     pollfd fds[] = {{fd_.get(), POLLIN, 0}, {stop_.get(), POLLIN, 0}};
     while (true) {
       if (::poll(fds, 2, -1) < 0) continue;
       if (fds[1].revents) return;
-      char byte = 0;  // the launcher sends nothing: only the end of the stream makes this readable
+      char byte = 0;  // a launcher sends nothing: only the end of the stream makes this readable
       if (fds[0].revents && ::recv(fd_.get(), &byte, 1, MSG_DONTWAIT) <= 0) break;
+      if (byte == kPause) stop(0);
     }
     gone();
   });

@@ -28,7 +28,6 @@ namespace dtrain::rank {
 namespace {
 
 constexpr std::chrono::milliseconds kAgain{100};
-constexpr std::chrono::milliseconds kAnswer{2'000};  // of a host to a connection
 constexpr std::chrono::seconds kFirstLine{2};
 constexpr std::chrono::seconds kLaterLines{15};
 
@@ -45,7 +44,7 @@ AddressList look_up(const std::string& name, const std::string& port, int flags,
 }
 
 // Returns the reason why nothing listens there; empty: something listens.
-std::string try_to_connect(const std::string& address, std::uint16_t port) {
+std::string try_to_connect(const std::string& address, std::uint16_t port, std::chrono::milliseconds patience) {
   int code = 0;
   const AddressList found = look_up(address, std::to_string(port), AI_NUMERICHOST | AI_NUMERICSERV, &code);
   if (!found) return ::gai_strerror(code);
@@ -54,7 +53,9 @@ std::string try_to_connect(const std::string& address, std::uint16_t port) {
   if (::connect(fd.get(), found->ai_addr, found->ai_addrlen) == 0) return {};
   if (errno != EINPROGRESS) return std::strerror(errno);
   pollfd events{fd.get(), POLLOUT, 0};
-  if (::poll(&events, 1, static_cast<int>(kAnswer.count())) <= 0) return "no answer within " + format_duration(kAnswer);
+  if (::poll(&events, 1, static_cast<int>(patience.count())) <= 0) {
+    return "no answer within " + format_duration(patience);
+  }
   int error = 0;
   socklen_t length = sizeof error;
   ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
@@ -113,7 +114,7 @@ std::string find_listener(const HostWait& wait, std::string& why) {
   const Resolved resolved = resolve(wait.name);
   if (resolved.addresses.empty()) why = "the name " + wait.name + " does not resolve: " + resolved.why;
   for (const std::string& address : resolved.addresses) {
-    const std::string problem = try_to_connect(address, wait.port);
+    const std::string problem = try_to_connect(address, wait.port, wait.answer);
     if (problem.empty()) return address;
     why = wait.name + " (" + address + ") port " + std::to_string(wait.port) + ": " + problem;
   }

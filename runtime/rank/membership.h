@@ -181,8 +181,9 @@ struct HostWait {
   std::string name;  // of the host, or its address
   std::uint16_t port = 0;
   std::chrono::milliseconds timeout{600'000};
-  std::string waiter;  // "rank 3": for the log and for errors
-  Logger log;          // gets a line after 2 s, and then every 15 s
+  std::chrono::milliseconds answer{2'000};  // of a host to a connection
+  std::string waiter;                       // "rank 3": for the log and for errors
+  Logger log;                               // gets a line after 2 s, and then every 15 s
 };
 
 // Waits until the name resolves and something listens there. Returns its address. CommError at the deadline says

@@ -239,7 +239,7 @@ int RankSession::finish(bool stopped, bool saved) {
     control().barrier("run.finished");  // now the records of every rank are on disk
     membership_->finish();
     if (launcher_) launcher_->link().leave();
-    if (files_->output) show_end(stop.code);
+    if (files_->output) show_end(stop);
     if (membership_->mpi()) membership_->mpi()->succeed();
     failure_report_->close();  // not earlier: an error in the lines above is reported like any other
     // mpirun and srun take any exit code but 0 for a failure and print a long report.
@@ -262,7 +262,9 @@ StopOutcome RankSession::agree_on_stop(bool saved) {
   for (const std::string& line : all) {
     const Json theirs = Json::parse(line);
     const std::string reason = theirs.at("reason");
-    if (outcome.reason.empty()) outcome.reason = reason;
+    if (outcome.reason.empty() || outcome.reason == StopRequests::kPaused) {
+      outcome.reason = reason.empty() ? outcome.reason : reason;
+    }
     interrupted |= reason == "SIGINT" || !theirs.at("saved").get<bool>();
     launcher_ended |= theirs.at("launcher_ended").get<bool>();
   }
@@ -276,13 +278,14 @@ void RankSession::begin_last_save() {
 }
 
 // Without a launcher rank 0 prints the summary.
-void RankSession::show_end(ExitCode code) {
+void RankSession::show_end(const StopOutcome& stop) {
   LogRedirect& output = *files_->output;
   output.screen().end_progress();
   output.stop_copying();
-  if (!identity_->is_rank_0() || identity_->environment.is_launched()) return;
-  files_->events.write("run_ended", run_ended(code, ""));
-  if (files_->status) files_->status->end(code == ExitCode::kDone);
+  const bool goes_on = stop.reason == StopRequests::kPaused && stop.code != ExitCode::kRunFailed;
+  if (!identity_->is_rank_0() || identity_->environment.is_launched() || goes_on) return;
+  files_->events.write("run_ended", run_ended(stop.code, ""));
+  if (files_->status) files_->status->end(stop.code == ExitCode::kDone);
   // Under mpirun rank 0 has a terminal whose output may end in a file: plain text there.
   const int screen = identity_->environment.started_by == "nothing" ? output.output() : -1;
   const EndReport report = launcher_duties().end_report(run_dir());

@@ -91,9 +91,11 @@ Assignment read_assignment(const RankIdentity& identity) {
     Assignment assignment{.experiment =
                               config::read_experiment(options.experiment_file, options.overrides, options.contents)};
     const config::Experiment& experiment = assignment.experiment;
-    if (!launched) {
+    if (!launched && !identity.environment.is_kept()) {
       config::refuse_elastic(experiment, "is for `dtrain launch`, whose queue changes the number of slots",
                              "leave it out, or start the run with dtrain launch");
+      config::refuse_on_host_loss(experiment, "is for the keepers of several hosts, and nothing keeps these ranks",
+                                  "leave it out, or start the run with dtrain launch on each host with PET_NNODES");
     }
     share_new_files(experiment);
     check_kind(experiment, options.for_model);

@@ -124,7 +124,7 @@ bool StopRequests::launcher_ends(const std::string& name) {
 }
 
 bool StopRequests::requested() const {
-  return launcher_ended_ || launcher_signal_ != 0 || StopSignals::received() != 0;
+  return launcher_ended_ || launcher_signal_ != 0 || keeper_asks_ != 0 || StopSignals::received() != 0;
 }
 
 std::string StopRequests::reason() const {
@@ -134,7 +134,8 @@ std::string StopRequests::reason() const {
   }
   int signal = StopSignals::received();
   if (signal == 0) signal = launcher_signal_;
-  return signal == 0 ? std::string() : signal_name(signal);
+  if (signal != 0) return signal_name(signal);
+  return keeper_asks_ != 0 ? kPaused : std::string();
 }
 
 }  // namespace dtrain::rank

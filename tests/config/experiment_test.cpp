@@ -262,6 +262,20 @@ TEST(Experiment, StatesInMemoryHaveAnInterval) {
   }
 }
 
+TEST(Experiment, TheLossOfAHostIsRefusedAtItsLine) {
+  EXPECT_EQ(read_text(kLeast).recovery.on_host_loss, OnHostLoss::kAuto);
+  EXPECT_NO_THROW(refuse_on_host_loss(read_text(kLeast), "is not for one host", "leave it out"));
+  EXPECT_THROW(read_text(kLeast + "recovery: {on_host_loss: grow}\n"), ConfigErrors);
+  const Experiment fails = read_text(kLeast + "recovery: {on_host_loss: fail}\n");
+  EXPECT_EQ(fails.recovery.on_host_loss, OnHostLoss::kFail);
+  try {
+    refuse_on_host_loss(fails, "is not for one host", "leave it out");
+    ADD_FAILURE() << "it is not refused";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), testing::MatchesRegex(".*:[0-9]+: recovery.on_host_loss: is not for one host"));
+  }
+}
+
 TEST(Experiment, EarlyStoppingJudgesAsTheSearcherDoes) {
   const auto stopping = [](const std::string& searcher, const std::string& value) {
     return read_text(

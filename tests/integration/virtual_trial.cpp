@@ -91,7 +91,9 @@ TORCH_MODULE(Plain);
 class SampleLog {
  public:
   explicit SampleLog(const std::string& folder) {
-    if (!folder.empty()) file_.open(folder + "/samples-" + std::to_string(::getpid()));
+    // Processes of several hosts may have the same number.
+    const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
+    if (!folder.empty()) file_.open(folder + "/samples-" + std::to_string(::getpid()) + "-" + std::to_string(now));
   }
   void write(std::int64_t batch, int rank, const torch::Tensor& features) {
     if (!file_.is_open()) return;

@@ -152,5 +152,109 @@ TEST_F(KeepersOfHosts, MissingHostsAreNamed) {
   EXPECT_THAT(text_of(0), HasSubstr("host 0 (node0) has waited 1.50 s for hosts 1, 2 (PET_NODE_RANK)"));
 }
 
+// Host 0, at MASTER_ADDR, is lost. The others know their addresses from the meeting before.
+class KeepersWithoutHost0 : public KeepersOfHosts {
+ protected:
+  KeeperOptions left(int host, std::chrono::milliseconds timeout = 30s) const {
+    KeeperOptions some = options(host, timeout);
+    some.node.least = 1;
+    some.before = 2;
+    some.moment = 0ms;
+    some.addresses = {"", "127.0.0.2", "127.0.0.3"};
+    some.silent = {0};
+    some.serves_after = host == 1 ? 0ms : 20s;
+    return some;
+  }
+  static std::future<std::unique_ptr<Keepers>> meet_with(KeeperOptions some, int state,
+                                                         std::unique_ptr<WaitingRoom> room = nullptr) {
+    return std::async(std::launch::async, [some = std::move(some), state, room = std::move(room)]() mutable {
+      return Keepers::meet(
+          some, state, newest, [] {}, std::move(room));
+    });
+  }
+  template <class Condition>
+  static bool eventually(Condition&& holds) {
+    for (int i = 0; i < 2000 && !holds(); ++i) ::usleep(10'000);
+    return holds();
+  }
+};
+
+TEST_F(KeepersWithoutHost0, TheFirstThatIsLeftServesTheMeeting) {
+  auto last = meet_with(left(2), 5);
+  auto first = meet_with(left(1), 4);
+  const auto keepers = std::array{first.get(), last.get()};
+  for (const auto& each : keepers) {
+    EXPECT_EQ(each->present(), (std::vector{1, 2}));
+    EXPECT_EQ(each->agreed(), 5);
+    EXPECT_EQ(each->name_of(2), "host 2 (node2)");
+    EXPECT_EQ(each->addresses().front(), "");
+    EXPECT_EQ(each->addresses().at(1), "127.0.0.2");
+  }
+  keepers[1]->tell("end", 1);
+  EXPECT_EQ(keepers[0]->hear("end", 20s), Json(1));
+  auto end = std::async(std::launch::async, [&] { keepers[0]->leave(); });
+  keepers[1]->leave();
+  end.get();
+  for (const auto& each : keepers) EXPECT_EQ(each->lost(), "");
+}
+
+TEST_F(KeepersWithoutHost0, AHostThatIsLostIsNamedByItsNumber) {
+  auto last = meet_with(left(2), 5);
+  auto first = meet_with(left(1), 4);
+  auto keeper = first.get();
+  last.get().reset();
+  ASSERT_TRUE(eventually_lost(*keeper));
+  EXPECT_THAT(keeper->lost(), HasSubstr("host 2 (node2) is lost: the process that keeps its ranks is gone"));
+  EXPECT_EQ(keeper->lost_host()->host, 2);
+}
+
+TEST_F(KeepersWithoutHost0, OthersThatHaveGoneOnAreWaitedFor) {
+  KeeperOptions some = left(1, 1500ms);
+  std::atomic<int> asked{0};
+  some.claims = [&asked](const Json& agreed, const std::vector<int>& present) {
+    EXPECT_EQ(agreed, 4);
+    EXPECT_EQ(present, std::vector{1});
+    ++asked;
+    return false;
+  };
+  some.before = 1;
+  EXPECT_THROW((void)meet_with(some, 4).get(), CommError);
+  EXPECT_EQ(asked, 1) << "it looks for them, and serves no more";
+}
+
+// A host that comes while the others train waits in the room, where all meet.
+TEST_F(KeepersOfHosts, WaitInARoom) {
+  auto room = std::make_unique<WaitingRoom>(options(0));
+  EXPECT_EQ(room->waiting(), std::vector<int>());
+  auto late = meet(1, 0);
+  const auto one = std::optional(std::vector{1});
+  for (int i = 0; i < 2000 && room->waiting() != one; ++i) ::usleep(10'000);
+  EXPECT_EQ(room->waiting(), one);
+  auto third = meet(2, 6);
+  auto first = std::async(std::launch::async, [this, &room] {
+    return Keepers::meet(
+        options(0), 6, newest, [] {}, std::move(room));
+  });
+  const auto keepers = std::array{first.get(), late.get(), third.get()};
+  for (const auto& each : keepers) EXPECT_EQ(each->agreed(), 6);
+}
+
+TEST_F(KeepersWithoutHost0, HostZeroIsSeenAtItsOldPlace) {
+  auto room = std::make_unique<WaitingRoom>(left(1));
+  EXPECT_FALSE(room->host_0_is_back());
+  KeeperOptions back = options(0);
+  back.node.least = 1;
+  back.node.last_call = 60s;
+  auto first = meet_with(back, 0);
+  ASSERT_TRUE(eventually([&] { return room->host_0_is_back(); }));
+  room.reset();
+  KeeperOptions second = left(1), third = left(2);
+  second.silent = third.silent = {};
+  second.serves_after = 20s;
+  auto others = std::array{meet_with(second, 9), meet_with(third, 9)};
+  EXPECT_EQ(first.get()->agreed(), 9);
+  for (auto& other : others) EXPECT_EQ(other.get()->present(), (std::vector{0, 1, 2}));
+}
+
 }  // namespace
 }  // namespace dtrain::rank

@@ -1,7 +1,9 @@
 // Who carries out a run, where no lock says so.
 #include "dtrain/rank/run_folder.h"
 
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <optional>
 
 #include <fcntl.h>
@@ -15,6 +17,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/host/processes.h"
+#include "dtrain/rank/host_claims.h"
 #include "run_harness.h"
 
 namespace dtrain::rank {
@@ -52,6 +55,31 @@ TEST(RunOwner, OneOnAnotherHostIsSeenByItsBeats) {
   const TemporaryFolder folder;
   const RunOwner there(folder.path(), elsewhere(), kTimes);
   EXPECT_THAT(refusal(folder.path(), OwnerProcess::self()), HasSubstr("process 4711 on nodeb carries it out"));
+}
+
+TEST(RunOwner, OneOnAHostWithoutWhichOthersGoOnDoesNotCount) {
+  const TemporaryFolder folder;
+  const RunOwner there(folder.path(), elsewhere(), kTimes);
+  ASSERT_TRUE(owner_elsewhere(folder.path(), kTimes));
+  EXPECT_EQ(owner_elsewhere(folder.path(), kTimes)->host, "nodeb");
+  const RunOwner here(folder.path(), OwnerProcess::self(), kTimes, {"nodec", "nodeb"});
+  EXPECT_FALSE(owner_elsewhere(folder.path(), kTimes));
+  EXPECT_TRUE(owner_here(folder.path()));
+}
+
+TEST(HostClaim, OnePartOfTheHostsAloneGoesOn) {
+  const TemporaryFolder folder;
+  const RunFolder run{folder.path()};
+  const HostClaim one{.hosts = {0, 2}, .gone = {"nodeb"}}, other{.hosts = {1}, .gone = {"nodea", "nodec"}};
+  EXPECT_THAT(hosts_gone(run, 3), testing::IsEmpty());
+  EXPECT_TRUE(claim_attempt(run, 3, one));
+  EXPECT_FALSE(claim_attempt(run, 3, other));
+  EXPECT_TRUE(claim_attempt(run, 3, one)) << "its meeting was broken off, and is held again";
+  EXPECT_EQ(hosts_gone(run, 3), one.gone);
+  EXPECT_TRUE(claim_attempt(run, 4, other)) << "each attempt is claimed by itself";
+  forget_claims(run);
+  EXPECT_TRUE(claim_attempt(run, 3, other));
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1) << "nothing else is left";
 }
 
 TEST(RunOwner, OneThatWasKilledOnAnotherHostIsNotWaitedForLong) {

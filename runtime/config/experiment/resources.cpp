@@ -75,6 +75,11 @@ void refuse_elastic(const Experiment& experiment, const std::string& why, const 
   throw ConfigError(experiment.elastic_at + ": resources.elastic: " + why, remedy);
 }
 
+void refuse_on_host_loss(const Experiment& experiment, const std::string& why, const std::string& remedy) {
+  if (experiment.recovery.on_host_loss == OnHostLoss::kAuto) return;
+  throw ConfigError(experiment.on_host_loss_at + ": recovery.on_host_loss: " + why, remedy);
+}
+
 // The schema does not compare numbers of different keys.
 Json what_elastic_needs() {
   return if_then(is_given("elastic", {{"type", "object"}}), allows({{"slots_per_trial", {{"type", "integer"}}}}));

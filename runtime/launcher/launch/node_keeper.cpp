@@ -18,8 +18,10 @@
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/screen.h"
 #include "entrypoint.h"
+#include "launch/node_hosts.h"
 #include "launch/node_memory.h"
 #include "launch/node_ranks.h"
+#include "launch/run_kept.h"
 
 namespace dtrain::launcher {
 namespace {
@@ -58,31 +60,6 @@ std::string text_of(const NodePlan& plan, const rank::NodeEnvironment& node) {
          ", " + threads + master;
 }
 
-// What the keepers know of the run together. A keeper that comes later, in the place of a lost one, learns it from the
-// others.
-struct RunKept {
-  int started = 0;              // the number of attempts so far
-  int restarts = 0;             // since the last progress
-  std::int64_t saved = 0;       // the batch of the last checkpoint before the last attempt
-  std::string run_dir;          // empty: not known yet
-  std::string cause;            // of the last failure
-  std::vector<int> hosts = {};  // that trained in the last attempt
-};
-
-Json to_json(const RunKept& run) {
-  return {{"started", run.started}, {"restarts", run.restarts}, {"saved", run.saved},
-          {"run_dir", run.run_dir}, {"cause", run.cause},       {"hosts", run.hosts}};
-}
-
-RunKept run_kept_of(const Json& json) {
-  return {.started = json.at("started").get<int>(),
-          .restarts = json.at("restarts").get<int>(),
-          .saved = json.at("saved").get<std::int64_t>(),
-          .run_dir = json.at("run_dir").get<std::string>(),
-          .cause = json.at("cause").get<std::string>(),
-          .hosts = json.at("hosts").get<std::vector<int>>()};
-}
-
 // A signal that came while no rank ran.
 struct Stopped {
   int signal;
@@ -92,34 +69,31 @@ class Keeper {
  public:
   Keeper(const NodePlan& plan, const rank::NodeEnvironment& node, const rank::Variables& variables, bool restarts)
       : plan_(plan),
-        node_(node),
         variables_(variables),
         most_restarts_(restarts ? plan.experiment.max_restarts : 0),
-        host_(host::host_identity().name),
-        status_(is_first() ? variables : rank::Variables{},
-                [](const std::string& warning) { std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str()); }) {}
+        status_(variables,
+                [](const std::string& warning) { std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str()); }),
+        memory_(node.rank, most_restarts_ > 0 && plan.experiment.recovery.keeps_states()),
+        hosts_(plan, node, variables) {}
 
   ExitCode run() {
     try {
       meet();
       for (;;) {
         if (const auto code = attempt()) {
-          status_.end(*code == ExitCode::kDone);
+          if (hosts_.decides()) status_.end(*code == ExitCode::kDone);
           return *code;
         }
         if (opens_) meet();
       }
     } catch (const Stopped& stopped) {
-      if (keepers_ && !trains()) keepers_->leave();  // the others go on
+      if (hosts_.have_met() && !hosts_.trains()) hosts_.keepers().leave();  // the others go on
       const bool goes_on_later = stopped.signal != SIGINT && last_saved() > 0;
       return goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted;
     }
   }
 
  private:
-  bool is_first() const { return node_.rank == 0; }
-  bool trains() const { return place_.rank >= 0; }
-
   // The ranks of all hosts have agreed on the end of the run before any of them ends like this.
   static bool is_over(const NodeEnd& end) { return !end.failed && end.code == ExitCode::kDone; }
   static bool has_lower_code(const NodeEnd& one, const NodeEnd& other) { return one.code < other.code; }
@@ -129,44 +103,13 @@ class Keeper {
   }
 
   void meet() {
-    keepers_.reset();
-    rank::KeeperOptions options{.node = node_,
-                                .host_name = host_,
-                                .secret_file = {},
-                                .network_interface = {},
-                                .timeout = plan_.experiment.communication_timeout,
-                                .log = make_stderr_logger()};
-    options.node.least = plan_.numbers_of_hosts.front();
-    if (std::exchange(opens_, false)) options.before = present_;
-    if (const std::string* file = rank::find(variables_, "DTRAIN_RUN_SECRET_FILE")) options.secret_file = *file;
-    if (const std::string* name = rank::find(variables_, "DTRAIN_NETWORK_INTERFACE")) options.network_interface = *name;
-    const auto agree = [](const std::vector<Json>& all) {
-      const auto known = std::max_element(all.begin(), all.end(), [](const Json& a, const Json& b) {
-        return run_kept_of(a).started < run_kept_of(b).started;
-      });
-      return *known;
-    };
-    keepers_ = rank::Keepers::meet(options, to_json(run_), agree, [this] { check(); });
-    run_ = run_kept_of(keepers_->agreed());
-    if (is_first() && run_.started > 0) record_restart();
-    take_place();
-  }
-
-  // Those of the hosts that have met train by whose ranks the batch divides. The others wait for a place.
-  void take_place() {
-    const std::vector<int>& present = keepers_->present();
-    present_ = present.size();
-    const std::vector<int> hosts(present.begin(), present.begin() + hosts_that_train(plan_, present.size()));
-    const auto here = std::find(hosts.begin(), hosts.end(), node_.rank);
-    place_ = node_;
-    place_.nodes = static_cast<int>(hosts.size());
-    place_.rank = here == hosts.end() ? -1 : static_cast<int>(here - hosts.begin());
-    const std::vector<int> before = std::exchange(run_.hosts, hosts);
-    if (run_.started > 0 && before.size() != hosts.size()) say_change(before);
-    if (trains()) return;
-    std::fprintf(stderr, "dtrain: %s waits for a place: the ranks of %s train, and those of more %s\n",
-                 keepers_->name_of(node_.rank).c_str(), count_of(place_.nodes, "host").c_str(),
-                 plan_.experiment.virtual_ranks > 0 ? "are more than the virtual ranks" : "do not divide the batch");
+    opens_ = false;
+    const std::vector<int> before = hosts_.meet(run_, [this] { check(); });
+    if (run_.started > 0) {
+      if (hosts_.decides() && !run_.paused) record_restart();
+      if (before.size() != run_.hosts.size()) say_change(before);
+    }
+    run_.paused = false;
   }
 
   void say_change(const std::vector<int>& before) {
@@ -186,13 +129,13 @@ class Keeper {
     const char* const one = gone.empty() ? "takes part" : "has not come back";
     const char* const several = gone.empty() ? "take part" : "have not come back";
     const bool same_bits = plan_.experiment.virtual_ranks > 0;
-    std::fprintf(stderr, "dtrain: host%s %s %s: the run %s with %s in place of %s; %s\n",
-                 changed.size() == 1 ? "" : "s", ranges_text(changed, ", ").c_str(),
-                 changed.size() == 1 ? one : several,
-                 saved > 0 ? ("goes on from batch " + std::to_string(saved)).c_str() : "begins anew",
-                 text_of_ranks(run_.hosts).c_str(), text_of_ranks(before).c_str(),
-                 same_bits ? "virtual ranks keep the bits" : "another number of ranks gives other bits");
-    if (!is_first()) return;
+    std::fprintf(
+        stderr, "dtrain: host%s %s %s: the run %s with %s in place of %s; %s\n", changed.size() == 1 ? "" : "s",
+        ranges_text(changed, ", ").c_str(), changed.size() == 1 ? one : several,
+        saved > 0 ? ("goes on from batch " + std::to_string(saved)).c_str() : "begins anew",
+        text_of_ranks(run_.hosts).c_str(), text_of_ranks(before).c_str(),
+        same_bits ? "virtual ranks keep the bits" : "the batches stay, and another number of ranks gives other bits");
+    if (!hosts_.decides()) return;
     write_event("hosts_changed", {{"hosts", run_.hosts},
                                   {"before", before},
                                   {"ranks", run_.hosts.size() * static_cast<std::size_t>(plan_.ranks_here)},
@@ -202,20 +145,22 @@ class Keeper {
   // Makes one attempt. Empty: another one follows. Else the exit code.
   std::optional<ExitCode> attempt() {
     const std::string name = std::to_string(run_.started);
-    if (!trains()) return wait_for_place(name);
-    NodeRanks ranks(plan_, place_, variables_, run_.run_dir, run_.started);
+    if (!hosts_.trains()) return wait_for_place(name);
+    rank::Keepers& keepers = hosts_.keepers();
+    NodeRanks ranks(plan_, hosts_.place(), variables_, run_.run_dir, run_.started);
     ++run_.started;
-    const NodeEnd end = ranks.wait(signals_, *keepers_, status_, recoveries_);
+    const NodeEnd end = ranks.wait(signals_, keepers, status_, recoveries_,
+                                   [&](bool trains) { return hosts_.look_for_others(trains); });
     memory_.hold(ranks.run_dir());
     noticed_ = ranks.failed_at().value_or(SteadyClock::now());
-    std::string lost = keepers_->lost();
+    std::string lost = keepers.lost();
     if (lost.empty()) {
       try {
-        keepers_->tell("end/" + name + "/" + std::to_string(place_.rank), to_json(end));
-        if (is_first()) judge(name, ranks.run_dir());
+        keepers.tell("end/" + name + "/" + std::to_string(hosts_.place().rank), to_json(end));
+        if (hosts_.decides()) judge(name, ranks.run_dir());
         return follow_verdict(name) ? std::nullopt : std::optional(end.code);
       } catch (const CommError& error) {
-        lost = keepers_->lost();
+        lost = keepers.lost();
         if (lost.empty()) lost = error.what();
       }
     }
@@ -228,11 +173,12 @@ class Keeper {
     run_ = run_kept_of(verdict.at("run"));
     code_ = verdict.at("code").get<ExitCode>();
     const bool restarts = verdict.at("restarts").get<bool>();
-    opens_ = restarts && present_ < static_cast<std::size_t>(node_.nodes);
-    if (!restarts || opens_) keepers_->leave();
+    opens_ = restarts && (run_.paused || !hosts_.are_all_present());
+    if (!restarts || opens_) hosts_.keepers().leave();
     if (!restarts) return false;
+    hosts_.part(run_.paused ? verdict.at("others") : Json());
     say_restart();
-    if (is_first() && !opens_) record_restart();
+    if (hosts_.decides() && !opens_) record_restart();
     return true;
   }
 
@@ -242,34 +188,49 @@ class Keeper {
     try {
       return follow_verdict(name) ? std::nullopt : std::optional(code_);
     } catch (const CommError& error) {
-      const std::string lost = keepers_->lost();
+      const std::string lost = hosts_.keepers().lost();
       return go_on_without(lost.empty() ? error.what() : lost, {.failed = true}, {});
     }
   }
 
-  // A host is lost: the run goes on once its keeper, or another one in its place, has met the others.
+  // A host is lost: the run goes on without it, or once its keeper, or another one in its place, has met the others.
   std::optional<ExitCode> go_on_without(const std::string& lost, const NodeEnd& end, const fs::path& run_dir) {
     if (!run_dir.empty()) run_.run_dir = run_dir.string();
     if (is_over(end)) return end.code;
     if (end.stopped) return end.failed ? end.code : std::max(end.code, ExitCode::kPreempted);
-    if ((end.failed && !end.cause.empty() && !end.may_pass) || !count_restart(lost)) {
-      std::fprintf(stderr, "dtrain: the run failed: %s\n", lost.c_str());
-      keep_what_is_in_memory();
+    hosts_.lose(noticed_);
+    run_.paused = false;
+    const bool fails = plan_.on_host_loss == config::OnHostLoss::kFail;
+    if (fails || (end.failed && !end.cause.empty() && !end.may_pass) || !count_restart(lost)) {
+      end_without_lost(lost + (fails ? "; recovery.on_host_loss is fail" : ""));
       return ExitCode::kRunFailed;
     }
     say_restart();
-    meet();
+    try {
+      meet();
+    } catch (const CommError& error) {
+      end_without_lost(lost + "; " + describe(error));
+      return ExitCode::kRunFailed;
+    }
     return std::nullopt;
   }
 
-  // On host 0: decides, from how the attempt has ended on all hosts, whether another one follows.
+  // The run ends on each host that is left by itself.
+  void end_without_lost(const std::string& cause) {
+    std::fprintf(stderr, "dtrain: the run failed: %s\n", cause.c_str());
+    if (!hosts_.decides_without_lost()) return;
+    record_end(cause, ExitCode::kRunFailed);
+    keep_what_is_in_memory();
+  }
+
+  // On rank 0's host: decides, from how the attempt has ended on all hosts, whether another one follows.
   void judge(const std::string& name, const fs::path& run_dir) {
     if (!run_dir.empty()) run_.run_dir = run_dir.string();
     std::vector<NodeEnd> ends;
-    for (int host = 0; host < place_.nodes; ++host) {
+    for (int host = 0; host < hosts_.place().nodes; ++host) {
       const std::string key = "end/" + name + "/" + std::to_string(host);
       const bool any_failed = std::any_of(ends.begin(), ends.end(), [](const NodeEnd& end) { return end.failed; });
-      const std::string who = keepers_->name_of(run_.hosts.at(static_cast<std::size_t>(host)));
+      const std::string who = hosts_.keepers().name_of(run_.hosts.at(static_cast<std::size_t>(host)));
       ends.push_back(node_end_of(hear(key, any_failed ? std::optional(who) : std::nullopt)));
     }
     bool failed = false;
@@ -287,21 +248,24 @@ class Keeper {
     for (const NodeEnd& end : ends) {
       for (const Json& hang : end.hangs) write_event("rank_hangs", hang);
     }
-    const bool restarts = failed && !stopped && (!cause || cause->may_pass) && count_restart(why);
+    run_.paused = !hosts_.order().is_null() && !failed && !stopped && !over;
+    const bool restarts = run_.paused || (failed && !stopped && (!cause || cause->may_pass) && count_restart(why));
     ExitCode code = cause && !cause->may_pass ? cause->code : ExitCode::kRunFailed;
     if (failed && !restarts) {
       record_end(why, code);
       keep_what_is_in_memory();
     }
+    if (run_.paused) write_event("attempt_stopped", {{"reason", rank::StopRequests::kPaused}});
     if (!failed) code = std::max_element(ends.begin(), ends.end(), has_lower_code)->code;
-    keepers_->tell("verdict/" + name, {{"restarts", restarts}, {"code", code}, {"run", to_json(run_)}});
+    hosts_.keepers().tell("verdict/" + name,
+                          {{"restarts", restarts}, {"code", code}, {"run", to_json(run_)}, {"others", hosts_.order()}});
   }
 
   // Waits for a value of another keeper. CommError once a host is lost, or if `limited` has not told it after a while.
   Json hear(const std::string& key, const std::optional<std::string>& limited = {}) {
     const auto began = SteadyClock::now();
     for (;;) {
-      if (auto value = keepers_->hear(key, kHear)) return *std::move(value);
+      if (auto value = hosts_.keepers().hear(key, kHear)) return *std::move(value);
       check();
       if (!limited || SteadyClock::now() - began < kEndPatience) continue;
       throw CommError(*limited + " is lost: its ranks have not ended within " + format_duration(kEndPatience) +
@@ -329,18 +293,22 @@ class Keeper {
     return std::max(rank::read_state(folder).last_saved.value_or(0), memory_.newest(folder.path));
   }
 
+  // Of one host.
   void keep_what_is_in_memory() const {
-    const auto saved = is_first() ? memory_.save(run_.run_dir) : std::nullopt;
-    if (saved) write_event("memory_saved", {{"path", saved->string()}});
+    if (const auto saved = memory_.save(run_.run_dir)) write_event("memory_saved", {{"path", saved->string()}});
   }
 
   void say_restart() const {
+    if (run_.paused) {
+      std::fprintf(stderr, "dtrain: %s: the run has saved, and goes on with them\n", rank::StopRequests::kPaused);
+      return;
+    }
     std::fprintf(stderr, "dtrain: attempt %d failed: %s\ndtrain: restart %d of %d\n", run_.started, run_.cause.c_str(),
                  run_.restarts, most_restarts_);
   }
 
   void record_restart() {
-    recoveries_.fail(run_.cause, noticed_);
+    recoveries_.fail(run_.run_dir, run_.cause, noticed_);
     write_event("attempt_failed",
                 {{"cause", run_.cause}, {"step", recoveries_.batches_done()}, {"restart", run_.restarts}});
   }
@@ -354,7 +322,7 @@ class Keeper {
     std::error_code code;
     const rank::RunFolder folder{run_.run_dir};
     if (run_.run_dir.empty() || !fs::exists(folder.plan(), code)) return;
-    if (event == "attempt_failed") fields["attempt"] = rank::attempt_number(folder);
+    if (event.starts_with("attempt_")) fields["attempt"] = rank::attempt_number(folder);
     try {
       rank::EventLog(folder.events(), clock_, -1, host_).write(event, fields);
     } catch (const SystemError& error) {
@@ -363,22 +331,19 @@ class Keeper {
   }
 
   const NodePlan& plan_;
-  const rank::NodeEnvironment& node_;
   const rank::Variables& variables_;
   const int most_restarts_;
-  const std::string host_;
+  const std::string host_ = host::host_identity().name;
   const SystemClock clock_;
   rank::TrainerStatus status_;
   rank::LaunchSignals signals_;
   RunKept run_;
-  rank::NodeEnvironment place_;      // of this host among those that train; rank -1: it waits for a place
-  std::size_t present_ = 0;          // hosts at the last meeting
   bool opens_ = false;               // all meet again, as hosts that were absent may be there
   ExitCode code_ = ExitCode::kDone;  // with which the run has ended on all hosts
-  NodeMemory memory_{node_.rank, most_restarts_ > 0 && plan_.experiment.recovery.keeps_states()};
+  NodeMemory memory_;
   NodeRecoveries recoveries_{[this](const std::string& event, const Json& fields) { write_event(event, fields); }};
   SteadyClock::time_point noticed_ = SteadyClock::now();  // the end of the last attempt
-  std::unique_ptr<rank::Keepers> keepers_;
+  NodeHosts hosts_;
 };
 
 }  // namespace
@@ -387,20 +352,22 @@ ExitCode launch_node(const LaunchRequest& request, const rank::NodeEnvironment& 
                      const rank::Variables& variables) {
   check_request(request);
   const NodePlan plan = plan_node(request, node, variables);
+  rank::NodeEnvironment kept = node;
+  kept.least = plan.least_hosts;
   if (request.dry_run) {
     std::vector<std::string> shown;
     for (const auto* words : {&plan.command, &plan.arguments}) {
       for (const std::string& word : *words) shown.push_back(config::shown_override(word));
     }
-    rank::print(text_of(plan, node) + "command     " + join(shown, " ") + "\n");
+    rank::print(text_of(plan, kept) + "command     " + join(shown, " ") + "\n");
     return ExitCode::kDone;
   }
   if (const std::string warning = script_warning(plan.command); !warning.empty()) {
     std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str());
   }
-  rank::print(text_of(plan, node));
+  rank::print(text_of(plan, kept));
   // The weights of a mock run mean nothing, so it cannot go on.
-  return Keeper(plan, node, variables, /*restarts=*/!request.mock.any()).run();
+  return Keeper(plan, kept, variables, /*restarts=*/!request.mock.any()).run();
 }
 
 }  // namespace dtrain::launcher

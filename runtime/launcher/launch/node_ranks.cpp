@@ -22,6 +22,7 @@ namespace fs = std::filesystem;
 using SteadyClock = std::chrono::steady_clock;
 
 constexpr int kPollMs = 200;
+constexpr Patience kPatienceWithoutHost{std::chrono::milliseconds(400), std::chrono::milliseconds(1200)};
 
 int ranks_of_node(const config::Experiment& experiment, const rank::NodeEnvironment& node) {
   if (node.ranks_here > 0) return node.ranks_here;
@@ -47,6 +48,7 @@ int ranks_of_node(const config::Experiment& experiment, const rank::NodeEnvironm
 // divide it in the same way for any number of ranks up to theirs.
 std::vector<int> numbers_of_hosts(const config::Experiment& experiment, const rank::NodeEnvironment& node, int ranks) {
   if (!node.may_change()) return {node.nodes};
+  const std::string hosts_text = std::to_string(node.least) + " to " + std::to_string(node.nodes) + " hosts";
   const std::int64_t batch = experiment.global_batch_size;
   std::vector<int> numbers;
   std::vector<std::string> tried;
@@ -59,15 +61,45 @@ std::vector<int> numbers_of_hosts(const config::Experiment& experiment, const ra
   if (!numbers.empty()) return numbers;
   if (experiment.virtual_ranks > 0) {
     throw ConfigError(experiment.file.string() + ": reproducibility.virtual_ranks is " +
-                          std::to_string(experiment.virtual_ranks) + ", and PET_NNODES=" + std::to_string(node.least) +
-                          ":" + std::to_string(node.nodes) + " starts at least " + tried.front() + " ranks",
+                          std::to_string(experiment.virtual_ranks) + ", and " + hosts_text + " start at least " +
+                          tried.front() + " ranks",
                       "set a smaller PET_NPROC_PER_NODE; another number of virtual ranks gives other bits");
   }
   throw ConfigError(experiment.file.string() + ": hyperparameters.global_batch_size: " + std::to_string(batch) +
-                        " is not divided exactly by " + join(tried, ", ") +
-                        ", the numbers of ranks of PET_NNODES=" + std::to_string(node.least) + ":" +
-                        std::to_string(node.nodes) + " and PET_NPROC_PER_NODE=" + std::to_string(ranks),
+                        " is not divided exactly by " + join(tried, ", ") + ", the numbers of ranks of " + hosts_text +
+                        " with " + std::to_string(ranks) + " each",
                     "choose a batch size that is a multiple of one of them");
+}
+
+// PET_NNODES=MIN:MAX says it in hosts, resources.elastic in slots.
+int least_hosts(const config::Experiment& experiment, const rank::NodeEnvironment& node, int ranks) {
+  const auto& elastic = experiment.resources.elastic;
+  if (!elastic) return node.least;
+  if (node.may_change()) {
+    config::refuse_elastic(experiment,
+                           "PET_NNODES=" + std::to_string(node.least) + ":" + std::to_string(node.nodes) +
+                               " says already how many hosts may train",
+                           "leave one of them out");
+  }
+  const int all = node.nodes * ranks, most = experiment.resources.most_slots();
+  if (all < elastic->min || all > most) {
+    config::refuse_elastic(experiment,
+                           std::to_string(elastic->min) + " to " + std::to_string(most) +
+                               " slots may train, and all hosts have " + std::to_string(all),
+                           "set elastic.min and elastic.max around it, or another PET_NPROC_PER_NODE");
+  }
+  return (elastic->min + ranks - 1) / ranks;
+}
+
+config::OnHostLoss on_host_loss(const config::Experiment& experiment, bool may_shrink) {
+  using config::OnHostLoss;
+  const OnHostLoss asked = experiment.recovery.on_host_loss;
+  if (asked == OnHostLoss::kShrink && !may_shrink) {
+    config::refuse_on_host_loss(experiment, "shrink does not say with how few slots or hosts the run may go on",
+                                "set resources.elastic.min, or PET_NNODES=MIN:MAX");
+  }
+  if (asked != OnHostLoss::kAuto) return asked;
+  return may_shrink ? OnHostLoss::kShrink : OnHostLoss::kWait;
 }
 
 // Returns the arguments of a rank program: the experiment, the run and its options.
@@ -104,19 +136,22 @@ std::vector<std::string> arguments_in(const std::vector<std::string>& arguments,
 
 NodePlan plan_node(const LaunchRequest& given, const rank::NodeEnvironment& node, const rank::Variables& variables) {
   LaunchRequest request = given;
+  NodePlan plan;
+  plan.run_dir = given.run_dir.empty() ? fs::path() : fs::absolute(given.run_dir);
   if (!given.continue_run.empty()) {
     const rank::ContinuedRun run = rank::read_continued_run(given.continue_run);
+    plan.run_dir = run.folder.path;
     request.experiment_file = run.experiment_file;
     request.contents = run.contents;
     request.overrides = rank::merge_overrides(run.overrides, given.overrides);
   }
-  NodePlan plan;
   plan.experiment = config::read_experiment(request.experiment_file, request.overrides, request.contents);
   rank::check_model_files(plan.experiment);
-  config::refuse_elastic(plan.experiment, "is for `dtrain launch` on one host, not for hosts that PET_NNODES counts",
-                         "leave it out; PET_NNODES=MIN:MAX lets the number of hosts change");
   plan.ranks_here = ranks_of_node(plan.experiment, node);
-  plan.numbers_of_hosts = numbers_of_hosts(plan.experiment, node, plan.ranks_here);
+  rank::NodeEnvironment hosts = node;
+  plan.least_hosts = hosts.least = least_hosts(plan.experiment, node, plan.ranks_here);
+  plan.on_host_loss = on_host_loss(plan.experiment, hosts.may_change());
+  plan.numbers_of_hosts = numbers_of_hosts(plan.experiment, hosts, plan.ranks_here);
   rank::check_mock(request.mock, plan.ranks_here * node.nodes);
   plan.command = entry_command(plan.experiment, variables);
   rank::Variables of_a_rank = variables;
@@ -151,7 +186,8 @@ NodeEnd node_end_of(const Json& json) {
 
 NodeRanks::NodeRanks(const NodePlan& plan, const rank::NodeEnvironment& node, const rank::Variables& variables,
                      const fs::path& run_dir, int restart)
-    : hangs_(plan.experiment.recovery, node, restart) {
+    : waits_for_hosts_(plan.on_host_loss == config::OnHostLoss::kWait),
+      hangs_(plan.experiment.recovery, node, restart) {
   for (int local = 0; local < plan.ranks_here; ++local) {
     const int rank = node.rank * plan.ranks_here + local;
     ProcessOptions options{.command = plan.command};
@@ -179,7 +215,7 @@ NodeRanks::NodeRanks(const NodePlan& plan, const rank::NodeEnvironment& node, co
 }
 
 NodeEnd NodeRanks::wait(rank::LaunchSignals& signals, rank::Keepers& keepers, rank::TrainerStatus& status,
-                        NodeRecoveries& recoveries) {
+                        NodeRecoveries& recoveries, const std::function<bool(bool trains)>& pauses) {
   bool lost = false;
   while (!all_ended()) {
     std::vector<pollfd> descriptors{{signals.fd(), POLLIN, 0}};
@@ -195,7 +231,8 @@ NodeEnd NodeRanks::wait(rank::LaunchSignals& signals, rank::Keepers& keepers, ra
     lost = lost || !keepers.lost().empty();
     if (lost && !failed_at_) failed_at_ = SteadyClock::now();
     if (!failed_at_ && !interrupted_at_) look_for_hangs(keepers);
-    end_what_hangs();
+    if (!failed_at_ && !interrupted_at_) pause_if(pauses);
+    end_what_hangs(lost);
   }
   read_links(status, recoveries);
   return end();
@@ -233,6 +270,13 @@ NodeEnd NodeRanks::end() const {
   return end;
 }
 
+void NodeRanks::pause_if(const std::function<bool(bool trains)>& pauses) {
+  if (!pauses(trains_)) return;
+  for (RankProcess& rank : ranks_) {
+    if (!rank.status()) rank.pause();
+  }
+}
+
 void NodeRanks::look_for_hangs(rank::Keepers& keepers) {
   std::vector<WatchedRank> watched;
   for (RankProcess& rank : ranks_) watched.push_back(rank.watched());
@@ -263,6 +307,7 @@ void NodeRanks::read_links(rank::TrainerStatus& status, NodeRecoveries& recoveri
       if (rank.rank() == 0) recoveries.begin_attempt(run_dir_, news.step);
     }
     if (!news.progress) continue;
+    trains_ = true;
     status.take(*news.progress, rank::RunFolder{run_dir_}.metrics());
     recoveries.take(*news.progress);
   }
@@ -293,11 +338,15 @@ void NodeRanks::interrupt(int signal) {
   }
 }
 
-void NodeRanks::end_what_hangs() {
+// Where nobody waits for a lost host, what ranks save as survivors does not count, and a checkpoint that is being
+// written lacks the part of the lost ranks: they need not be waited for.
+void NodeRanks::end_what_hangs(bool without_host) {
   if (!failed_at_) return;
   const auto since = SteadyClock::now() - *failed_at_;
   for (RankProcess& rank : ranks_) {
-    if (!rank.status()) rank.end(since, rank.saves() ? kPatienceWithSavingRank : kPatienceWithRank);
+    if (rank.status()) continue;
+    const Patience& patience = rank.saves() ? kPatienceWithSavingRank : kPatienceWithRank;
+    rank.end(since, without_host && !waits_for_hosts_ ? kPatienceWithoutHost : patience);
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -38,6 +39,9 @@ struct NodePlan {
   int ranks_here = 1;
   int threads = 1;                    // of each rank
   std::vector<int> numbers_of_hosts;  // with which the run may train, ascending
+  int least_hosts = 1;                // as NodeEnvironment::least; fewer where resources.elastic allows it
+  config::OnHostLoss on_host_loss = config::OnHostLoss::kWait;  // not kAuto
+  std::filesystem::path run_dir;  // as the request names it, for a new run or one that goes on; empty: not named
 };
 
 // Returns with how many of the hosts that are present the run trains; the last ones beyond them wait. 0: too few.
@@ -94,8 +98,9 @@ class NodeRanks {
 
   // Waits until all have ended. Passes signals on. Once one has failed, or a host is lost, the others of this host get
   // some time to stop by themselves, and are then ended.
+  // `pauses` is asked again and again, and returns true once the ranks are to save and to end: they are started again.
   NodeEnd wait(rank::LaunchSignals& signals, rank::Keepers& keepers, rank::TrainerStatus& status,
-               NodeRecoveries& recoveries);
+               NodeRecoveries& recoveries, const std::function<bool(bool trains)>& pauses);
   // When it was noticed that one has failed, or that a host is lost; empty: neither.
   const std::optional<std::chrono::steady_clock::time_point>& failed_at() const { return failed_at_; }
   // The run's folder, as the ranks have told it. Empty: rank 0 has not made it yet.
@@ -107,14 +112,17 @@ class NodeRanks {
   void reap(RankProcess& rank);
   void look_for_hangs(rank::Keepers& keepers);
   void interrupt(int signal);
-  void end_what_hangs();
+  void end_what_hangs(bool without_host);
+  void pause_if(const std::function<bool(bool trains)>& pauses);
   bool is_failure(const ExitStatus& status) const;
   NodeEnd end() const;
 
+  const bool waits_for_hosts_;
   std::vector<RankProcess> ranks_;
   NodeHangs hangs_;
   std::optional<HangReport> hang_;
   std::filesystem::path run_dir_;
+  bool trains_ = false;  // rank 0, which is of this host, has done a batch
   std::optional<std::chrono::steady_clock::time_point> failed_at_;
   std::optional<std::chrono::steady_clock::time_point> interrupted_at_;
 };

@@ -12,7 +12,6 @@
 namespace dtrain::launcher {
 
 void NodeRecoveries::begin_attempt(const std::filesystem::path& run_dir, std::int64_t from_batch) {
-  run_dir_ = run_dir;
   attempt_ = rank::attempt_number({run_dir});
   from_ = from_batch;
   done_ = std::max(done_, from_batch);
@@ -46,9 +45,9 @@ void NodeRecoveries::take(const rank::Progress& progress) {
   pending_.reset();
 }
 
-void NodeRecoveries::fail(const std::string& cause, SteadyTime noticed) {
-  if (!run_dir_.empty()) {
-    analysis::BatchTimes times(rank::RunFolder{run_dir_}.profile(), 0);
+void NodeRecoveries::fail(const std::filesystem::path& run_dir, const std::string& cause, SteadyTime noticed) {
+  if (!run_dir.empty()) {
+    analysis::BatchTimes times(rank::RunFolder{run_dir}.profile(), 0);
     times.poll();
     if (const auto last = times.last()) done_ = std::max(done_, last->batch);
   }

@@ -25,9 +25,9 @@ class NodeRecoveries {
   void begin_attempt(const std::filesystem::path& run_dir, std::int64_t from_batch);
   // Tells of the recovery once there is a new batch.
   void take(const rank::Progress& progress);
-  // The attempt has failed, and its records are in their usual place. `noticed`: the failure of a rank of this host, or
-  // the end of its ranks.
-  void fail(const std::string& cause, SteadyTime noticed);
+  // The attempt has failed, and its records are in their usual place in `run_dir` (empty: there is no folder yet).
+  // `noticed`: the failure of a rank of this host, or the end of its ranks.
+  void fail(const std::filesystem::path& run_dir, const std::string& cause, SteadyTime noticed);
 
   // The most batches that the run has done.
   std::int64_t batches_done() const { return done_; }
@@ -38,7 +38,6 @@ class NodeRecoveries {
     SteadyTime noticed;
   };
   const Write write_;
-  std::filesystem::path run_dir_;
   int attempt_ = 0;
   std::int64_t from_ = 0, done_ = 0;
   std::optional<Pending> pending_;

@@ -41,6 +41,8 @@ class RankProcess {
   const Process& process() const { return process_; }
   int link_fd() const { return link_.fd(); }
 
+  // Asks the rank to save after its step, and to end: it is started again.
+  void pause() { link_.send(std::string(1, rank::kPause)); }
   // Reads the rank's messages.
   RankNews read_link();
   // True once the process has ended.

@@ -221,6 +221,19 @@ std::vector<std::string> evaluating_options(const LaunchRequest& request) {
   return options;
 }
 
+namespace {
+
+void refuse_on_host_loss(const config::Experiment& experiment, config::LauncherType launcher) {
+  const bool local = launcher == config::LauncherType::kLocal;
+  config::refuse_on_host_loss(
+      experiment,
+      local ? "is for several hosts with a keeper each; this launch ends with its only host"
+            : "is not supported yet with launcher: mpi or slurm, where a run goes on with all slots",
+      "leave it out, or start the run on each host with PET_NNODES");
+}
+
+}  // namespace
+
 LaunchPlan make_launch_plan(const CompleteRequest& request, const rank::Variables& variables) {
   LaunchPlan plan;
   plan.asked = request;
@@ -241,6 +254,7 @@ LaunchPlan make_launch_plan(const CompleteRequest& request, const rank::Variable
     throw ConfigError(experiment.file.string() + ": reproducibility.virtual_ranks is not supported yet on GPUs",
                       "use resources.slot_type: cpu, or leave the key out");
   }
+  if (!request.evaluates) refuse_on_host_loss(experiment, plan.launcher().type);
   if (plan.launcher().type == config::LauncherType::kSlurm) {
     config::refuse_elastic(
         experiment, "is not supported yet with Slurm, which gives a job its slots",

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cerrno>
 #include <cstdio>
@@ -244,10 +245,12 @@ OwnerProcess OwnerProcess::self() {
   return {identity.name, identity.key, ::getpid(), host::start_ticks(::getpid())};
 }
 
-RunOwner::RunOwner(const fs::path& run, const OwnerProcess& self, const OwnerTimes& times)
+RunOwner::RunOwner(const fs::path& run, const OwnerProcess& self, const OwnerTimes& times,
+                   const std::vector<std::string>& gone)
     : file_(run / ".owner"), self_(to_json(self, run)), times_(times) {
   const auto owner = owner_in(file_);
-  if (owner && to_json(*owner, run) != self_ && lives(*owner, self.host_key, file_, times)) {
+  const bool is_gone = owner && std::find(gone.begin(), gone.end(), owner->host) != gone.end();
+  if (owner && !is_gone && to_json(*owner, run) != self_ && lives(*owner, self.host_key, file_, times)) {
     throw ConfigError("the run " + run.string() + " is in progress: process " + std::to_string(owner->pid) + " on " +
                           owner->host + " carries it out",
                       "wait for its end, or stop it first (Ctrl-C there, dtrain task kill)");
@@ -273,6 +276,15 @@ std::optional<OwnerProcess> owner_here(const fs::path& run) {
   return here && host::start_ticks(owner->pid) == owner->start ? owner : std::nullopt;
 }
 
+std::optional<OwnerProcess> owner_elsewhere(const fs::path& run, const OwnerTimes& times) {
+  const fs::path file = run / ".owner";
+  auto owner = owner_in(file);
+  if (!owner || owner->host_key == host::host_identity().key) return std::nullopt;
+  const auto touched = time_of(file);
+  const auto present = time_there(run);
+  return touched && present && *present - *touched <= times.silence ? owner : std::nullopt;
+}
+
 bool RunOwner::is_mine() const {
   const auto owner = owner_in(file_);
   return owner && to_json(*owner, file_.parent_path()) == self_;
@@ -286,7 +298,7 @@ void RunOwner::beat() {
   }
 }
 
-RunLock RunLock::take(const RunFolder& folder) {
+RunLock RunLock::take(const RunFolder& folder, const std::vector<std::string>& gone) {
   const std::filesystem::path path = folder.path / ".lock";
   RunLock lock;
   lock.file_.reset(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
@@ -298,13 +310,13 @@ RunLock RunLock::take(const RunFolder& folder) {
                           (holder.empty() ? std::string("another process") : holder) + " carries it out",
                       "wait for its end, or stop it first (Ctrl-C there, dtrain task kill)");
   }
-  lock.own(folder);
+  lock.own(folder, gone);
   return lock;
 }
 
-void RunLock::own(const RunFolder& folder) {
+void RunLock::own(const RunFolder& folder, const std::vector<std::string>& gone) {
   const OwnerProcess self = OwnerProcess::self();
-  owner_ = std::make_unique<RunOwner>(folder.path, self);
+  owner_ = std::make_unique<RunOwner>(folder.path, self, OwnerTimes{}, gone);
   const std::string text = "process " + std::to_string(self.pid) + " on " + self.host;
   if (::ftruncate(file_.get(), 0) != 0 || ::lseek(file_.get(), 0, SEEK_SET) != 0) return;  // for messages alone
   write_all(file_.get(), text);

@@ -148,6 +148,7 @@ struct Experiment {
   Resources resources;
   std::string auto_slots_at;              // the place of resources.slots_per_trial: auto: "file:line"; empty: not auto
   std::string elastic_at;                 // the place of resources.elastic, in the same form; empty: not elastic
+  std::string on_host_loss_at;            // the place of recovery.on_host_loss; empty: auto
   std::int64_t global_batch_size = 0;     // at least slots_per_trial
   Json hyperparameters = Json::object();  // all of them, global_batch_size too; {type: const, val: x} is x here
   Optimizations optimizations;
@@ -218,6 +219,8 @@ void check_elastic(Section& root, const Experiment& experiment);
 std::string place_of(Section& root, const std::string& path);
 // Refuses resources.elastic at its place, where nothing changes the number of slots; no effect without the key.
 void refuse_elastic(const Experiment& experiment, const std::string& why, const std::string& remedy);
+// The same with a recovery.on_host_loss that is not auto, where no keepers of several hosts heed it.
+void refuse_on_host_loss(const Experiment& experiment, const std::string& why, const std::string& remedy);
 
 // Sets missing values from `searcher`.
 void resolve(Section& root, std::optional<EarlyStopping>& early_stopping, const Searcher& searcher);
@@ -406,6 +409,7 @@ inline void declare_keys(Keys& keys, Experiment& e) {
     check_together(root, e);
     if (e.resources.slots_per_trial == 0) e.auto_slots_at = place_of(root, "resources.slots_per_trial");
     if (e.resources.elastic) e.elastic_at = place_of(root, "resources.elastic");
+    if (e.recovery.on_host_loss != OnHostLoss::kAuto) e.on_host_loss_at = place_of(root, "recovery.on_host_loss");
   });
   keys.schema_rule(program_or_model);
   keys.schema_rule(length_needs);

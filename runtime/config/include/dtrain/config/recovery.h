@@ -1,6 +1,7 @@
 // How a run goes on after a rank has died or hangs. Plain values and their keys.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <optional>
 #include <string>
@@ -12,10 +13,17 @@ namespace dtrain::config {
 extern const TextRule kHangTime;
 extern const TextRule kStateInterval;
 
+// What the hosts that are left do when one is lost. kAuto: kShrink where a smaller number may train, else kWait.
+enum class OnHostLoss { kAuto, kWait, kShrink, kFail };
+inline constexpr std::array kHostLosses{
+    Word<OnHostLoss>{"auto", OnHostLoss::kAuto}, Word<OnHostLoss>{"wait", OnHostLoss::kWait},
+    Word<OnHostLoss>{"shrink", OnHostLoss::kShrink}, Word<OnHostLoss>{"fail", OnHostLoss::kFail}};
+
 struct Recovery {
   std::string hang = "auto";      // or "off", or seconds
   std::string interval = "auto";  // or "off", or seconds
   int standby = 1;                // processes of each host that wait to become new ranks
+  OnHostLoss on_host_loss = OnHostLoss::kAuto;
   bool operator==(const Recovery&) const = default;
 
   bool watches_for_hangs() const { return hang != "off"; }
@@ -45,6 +53,13 @@ inline void declare_keys(Keys& keys, Recovery& recovery) {
                 "new ranks after a failure are forks of it; 0: they are started anew.",
                 "[More](recovery.md#new-ranks-from-a-waiting-process)."},
                recovery.standby, {0, 1});
+  keys.choice(
+      {"on_host_loss",
+       "What a run on several hosts with a keeper each does when one of them is lost. wait: the others wait for "
+       "it for communication.timeout; shrink: they go on without it, and with it once it is back; fail: the run "
+       "ends; auto: shrink where PET_NNODES or resources.elastic allows fewer hosts, else wait.",
+       "[More](elastic.md#when-a-host-is-lost)."},
+      recovery.on_host_loss, kHostLosses);
 }
 
 }  // namespace dtrain::config

@@ -1,6 +1,7 @@
 // A rank's connection to its launcher. The rank reports states, progress and errors. Callbacks report that the launcher
 // is gone or asks the rank to stop; they run on a thread of the link. send() may be called from any thread. A child of
-// the launcher has a socket pair (SocketLink): the stream ends with the launcher, and signals ask for a stop. Ranks
+// the launcher has a socket pair (SocketLink): the stream ends with the launcher, and signals ask for a stop, or a
+// byte of its keeper. Ranks
 // that mpirun or srun starts have a control plane (PlaneLink).
 #pragma once
 
@@ -46,11 +47,14 @@ Json to_json(const ErrorMessage& error);
 ErrorMessage error_of(const Json& message);
 Progress progress_of(const Json& message);
 
+// What a keeper sends to its ranks so that they stop after their step, for it to start them again.
+inline constexpr char kPause = 'p';
+
 class LauncherLink {
  public:
   virtual ~LauncherLink() = default;
   // Calls `gone` once, when the launcher is gone. Calls `stop` once, when the launcher asks the ranks to stop after
-  // their step, with the signal that it received.
+  // their step, with the signal that it received; 0: a keeper has received none, and starts the ranks again.
   virtual void watch(std::function<void()> gone, std::function<void(int signal)> stop) = 0;
   // True if the launcher is gone now. The watching thread may not have reported it yet.
   virtual bool is_gone() const = 0;

@@ -218,7 +218,7 @@ class RankSession {
   void on_launcher_end();
   void on_rank_failure(const comm::RankFailure& failure);
   StopOutcome agree_on_stop(bool saved);
-  void show_end(ExitCode code);
+  void show_end(const StopOutcome& stop);
 
   // Destroyed in reverse order; comments in the destructor explain why.
   const SystemClock clock_{};

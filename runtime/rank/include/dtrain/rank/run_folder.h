@@ -170,9 +170,10 @@ struct OwnerTimes {
 class RunOwner {
  public:
   // Becomes the owner. ConfigError names the present owner if it lives: on this host its process shows this at once;
-  // elsewhere the file's time shows it, for which the constructor waits `silence` at most. SystemError if the file
-  // cannot be written.
-  RunOwner(const std::filesystem::path& run, const OwnerProcess& self, const OwnerTimes& times = {});
+  // elsewhere the file's time shows it, for which the constructor waits `silence` at most. An owner on one of the hosts
+  // `gone` does not count: others have claimed the run (host_claims.h). SystemError if the file cannot be written.
+  RunOwner(const std::filesystem::path& run, const OwnerProcess& self, const OwnerTimes& times = {},
+           const std::vector<std::string>& gone = {});
   ~RunOwner();
   RunOwner(const RunOwner&) = delete;
   RunOwner& operator=(const RunOwner&) = delete;
@@ -192,13 +193,15 @@ class RunOwner {
 
 // Returns the process of this host that carries out the run now. Empty: none does, or one on another host.
 std::optional<OwnerProcess> owner_here(const std::filesystem::path& run);
+// Returns the process of another host that has carried out the run within the last `silence`, without waiting for it.
+std::optional<OwnerProcess> owner_elsewhere(const std::filesystem::path& run, const OwnerTimes& times = {});
 
 // The lock and the owner of a run's folder. One thread.
 class RunLock {
  public:
   RunLock() = default;
-  // ConfigError naming the holder if another process carries out the run; RunOwner's.
-  static RunLock take(const RunFolder& folder);
+  // ConfigError naming the holder if another process carries out the run; RunOwner's, as is `gone`.
+  static RunLock take(const RunFolder& folder, const std::vector<std::string>& gone = {});
   void release() {
     owner_.reset();
     file_.reset();
@@ -207,7 +210,7 @@ class RunLock {
   // Around a fork after which the child carries out the run: the lock stays, and the child becomes the owner. A thread,
   // which touches the owner's file, does not survive a fork.
   void disown() { owner_.reset(); }
-  void own(const RunFolder& folder);  // as take()
+  void own(const RunFolder& folder, const std::vector<std::string>& gone = {});  // as take()
 
  private:
   UniqueFd file_;

@@ -81,8 +81,8 @@ struct RankSignals {
 // of the launcher. Any thread.
 class StopRequests {
  public:
-  // The launcher has received `signal` and asks the ranks to stop.
-  void launcher_asks(int signal) { launcher_signal_ = signal; }
+  // The launcher has received `signal` and asks the ranks to stop. 0: a keeper asks, which starts them again.
+  void launcher_asks(int signal) { (signal == 0 ? keeper_asks_ : launcher_signal_) = signal == 0 ? 1 : signal; }
   // The launcher, `name` in messages, has ended. Returns true on the first call.
   bool launcher_ends(const std::string& name);
 
@@ -90,9 +90,12 @@ class StopRequests {
   bool requested() const;
   // "SIGINT", "SIGTERM", "SIGHUP", or that the launcher is gone; empty if nothing asks for a stop.
   std::string reason() const;
+  // The reason where a keeper alone asks for it. The run goes on at once.
+  static constexpr const char* kPaused = "other hosts are to take part";
 
  private:
   std::atomic<int> launcher_signal_{0};
+  std::atomic<int> keeper_asks_{0};
   std::atomic<bool> launcher_ended_{false};
   mutable std::mutex mutex_;
   std::string launcher_;  // guarded by mutex_
