@@ -261,6 +261,7 @@ MpiJobImpl::~MpiJobImpl() {
   if (!succeeded_ || shared_->given_up) {
     shared_->give_up("this process ends");
     std::fflush(nullptr);
+    if (!options_.aborts) _exit(exit_code_.load());
     std::this_thread::sleep_for(options_.grace);
   }
   leave();

@@ -56,13 +56,26 @@ Json owner_of(const fs::path& folder) {
   }
 }
 
-// True if the process that carried out the folder's run has ended. False where that is not known.
-bool is_abandoned(const fs::path& folder) {
-  const Json owner = owner_of(folder);
+// True if the process that owns the folder has ended. False where that is not known.
+bool has_ended(const Json& owner) {
   if (text_at(owner, "processes") != process_namespace()) return false;
   const auto pid = value_at<pid_t>(owner, "pid");
   const auto start = value_at<std::uint64_t>(owner, "start_ticks");
   return pid && start && host::start_ticks(*pid) != *start;
+}
+
+// A new state changes the folder's time.
+bool has_changed_within(const fs::path& folder, std::chrono::seconds time) {
+  std::error_code code;
+  const auto changed = fs::last_write_time(folder, code);
+  return !code && fs::file_time_type::clock::now() - changed < time;
+}
+
+// True if nobody carries out the folder's run any more, nor is about to.
+bool is_abandoned(const fs::path& folder) {
+  const Json owner = owner_of(folder);
+  const std::chrono::seconds stays(value_at<std::int64_t>(owner, "stays_s").value_or(0));
+  return has_ended(owner) && !has_changed_within(folder, stays);
 }
 
 // Hosts of this run that share the machine keep theirs.
@@ -126,7 +139,7 @@ std::optional<fs::path> save_newest_in_memory(const fs::path& run, const fs::pat
   return storage / newest->path.filename();
 }
 
-MemoryFolder::MemoryFolder(const fs::path& run, int host, pid_t owner) {
+MemoryFolder::MemoryFolder(const fs::path& run, int host, pid_t owner, std::chrono::seconds stays) {
   const fs::path path = memory_folder_of(run, host);
   sweep(resolved(run));
   if (::mkdir(path.c_str(), 0700) != 0 && (errno != EEXIST || !is_own_folder(path))) {
@@ -134,10 +147,15 @@ MemoryFolder::MemoryFolder(const fs::path& run, int host, pid_t owner) {
                (errno == EEXIST ? "another user has made it" : std::generic_category().message(errno));
     return;
   }
+  if (const Json before = owner_of(path); stays.count() > 0 && before.is_object() && !has_ended(before)) {
+    path_ = path;
+    return;
+  }
   try {
     write_file_atomic(path / kOwnerFile, to_line({{"pid", owner},
                                                   {"start_ticks", host::start_ticks(owner)},
                                                   {"processes", process_namespace()},
+                                                  {"stays_s", stays.count()},
                                                   {"run", resolved(run).string()}}) +
                                              "\n");
     path_ = path;

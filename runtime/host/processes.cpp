@@ -101,8 +101,10 @@ ProcessState read_process_state(pid_t pid) {
     const std::size_t at = text ? text->find(key) : std::string::npos;
     return at == std::string::npos ? std::string_view() : std::string_view(*text).substr(at + key.size());
   };
-  const std::string_view state = after("\nState:\t"), tracer = after("\nTracerPid:\t");
-  return {.state = state.empty() ? '?' : state[0], .traced = !tracer.empty() && tracer[0] != '0'};
+  const std::string_view state = after("\nState:\t"), tracer = after("\nTracerPid:\t"), parent = after("\nPPid:\t");
+  return {.state = state.empty() ? '?' : state[0],
+          .traced = !tracer.empty() && tracer[0] != '0',
+          .parent = std::atoi(std::string(parent.substr(0, parent.find('\n'))).c_str())};
 }
 
 std::uint64_t start_ticks(pid_t pid) {

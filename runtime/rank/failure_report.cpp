@@ -10,6 +10,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/limits.h"
+#include "dtrain/host/processes.h"
 #include "dtrain/rank/rank_session.h"
 
 namespace dtrain::rank {
@@ -31,14 +32,21 @@ bool is_orted(pid_t pid) {
   return std::getline(file, name) && name == "orted";
 }
 
-// Ends Open MPI's daemon `orted` if it is the parent of this process: first by SIGTERM, a moment later by SIGKILL. Does
-// nothing if the parent is another program (mpirun itself on its own host).
-void end_daemon_above() {
+// `dtrain start-rank` may be between the daemon and this process. 0: another program has started it.
+pid_t daemon_above() {
   const pid_t parent = ::getppid();
-  if (!is_orted(parent)) return;
-  ::kill(parent, SIGTERM);
+  const pid_t above = host::read_process_state(parent).parent;
+  return is_orted(parent) ? parent : is_orted(above) ? above : 0;
+}
+
+// Ends Open MPI's daemon `orted` if it has started this process: first by SIGTERM, a moment later by SIGKILL. Does
+// nothing where mpirun itself has, on its own host.
+void end_daemon_above() {
+  const pid_t daemon = daemon_above();
+  if (daemon == 0) return;
+  ::kill(daemon, SIGTERM);
   std::this_thread::sleep_for(kGraceOfDaemon);
-  if (::getppid() == parent && is_orted(parent)) ::kill(parent, SIGKILL);
+  if (daemon_above() == daemon) ::kill(daemon, SIGKILL);
 }
 
 }  // namespace

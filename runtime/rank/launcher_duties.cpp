@@ -317,7 +317,7 @@ void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, con
     return made;
   };
   files.folder = open_own_folder(control, hosts, make, continues);
-  open_memory(control, identity, files.folder, files.memory);
+  open_memory(control, identity, experiment, files.folder, files.memory);
   if (identity.is_rank_0()) {
     files.events.open(files.folder.events(), 0, identity.host.name);
     if (continues && !is_restart) files.events.write("continued");

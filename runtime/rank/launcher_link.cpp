@@ -162,7 +162,10 @@ Json to_json(const LaunchOrders& orders) {
           {"agents", orders.agents},
           {"plan", orders.plan},
           {"experiment", orders.experiment},
-          {"resume_from", orders.resume_from.string()}};
+          {"resume_from", orders.resume_from.string()},
+          {"resume_step", orders.resume_step},
+          {"keeps_states", orders.keeps_states},
+          {"lineage", to_json(orders.lineage)}};
 }
 
 LaunchOrders orders_of(const Json& json) {
@@ -171,7 +174,22 @@ LaunchOrders orders_of(const Json& json) {
           .agents = json.at("agents").get<std::vector<std::string>>(),
           .plan = json.at("plan").get<std::string>(),
           .experiment = json.at("experiment").get<std::string>(),
-          .resume_from = json.at("resume_from").get<std::string>()};
+          .resume_from = json.at("resume_from").get<std::string>(),
+          .resume_step = json.at("resume_step").get<std::int64_t>(),
+          .keeps_states = json.at("keeps_states").get<bool>(),
+          .lineage = checkpoints::lineage_of(json.at("lineage"))};
+}
+
+int LaunchOrders::host_of(int rank) const {
+  std::vector<std::string> hosts;
+  for (const std::string& agent : agents) {
+    if (std::ranges::find(hosts, agent) == hosts.end()) hosts.push_back(agent);
+  }
+  return static_cast<int>(std::ranges::find(hosts, agents.at(static_cast<std::size_t>(rank))) - hosts.begin());
+}
+
+Json memory_choice_message(const checkpoints::Lineage& lineage, std::int64_t step) {
+  return {{"type", "states"}, {"lineage", to_json(lineage)}, {"step", step}};
 }
 
 void put_orders(comm::ControlPlane& plane, const LaunchOrders& orders) {
@@ -279,6 +297,8 @@ bool PlaneLink::send(const Json& message, bool) {
   const std::string type = message.value("type", std::string());
   if (type == "progress") {
     plane_->set(plane_key::kProgress, to_line(message));
+  } else if (type == "states") {
+    plane_->set(plane_key::kMemory, to_line(message));
   } else if (type == "state") {
     plane_->set(plane_key::state(rank_), to_line(message));
   } else if (type == "error") {

@@ -12,6 +12,7 @@
 #include "membership.h"
 #include "rank_output.h"
 #include "rank_start.h"
+#include "run_memory.h"
 
 namespace dtrain::rank {
 namespace {
@@ -122,8 +123,7 @@ std::filesystem::path RankSession::cache_folder() const {
 
 std::filesystem::path RankSession::resume_from() const {
   const RankEnvironment& environment = identity_->environment;
-  if (environment.handover) return environment.handover->resume_from;
-  return launcher_ && launcher_->plane() ? launcher_->plane()->orders().resume_from : files_->resume_from;
+  return environment.handover ? environment.handover->resume_from : files_->resume_from;
 }
 
 std::filesystem::path RankSession::checkpoint_folder() const {
@@ -242,9 +242,12 @@ int RankSession::finish(bool stopped, bool saved) {
     if (files_->output) show_end(stop);
     if (membership_->mpi()) membership_->mpi()->succeed();
     failure_report_->close();  // not earlier: an error in the lines above is reported like any other
-    // mpirun and srun take any exit code but 0 for a failure and print a long report.
     const bool in_job = launcher_ && launcher_->plane();
-    return in_job && stopped && stop.code != ExitCode::kRunFailed ? 0 : static_cast<int>(stop.code);
+    // Nobody goes on from the states in memory: the run is complete, or has a checkpoint of this batch.
+    if (in_job && (saved || !stopped)) remove_memory(files_->memory, world());
+    // mpirun and srun take any exit code but 0 for a failure and print a long report. A launcher that is gone hears
+    // nothing.
+    return in_job && stopped ? 0 : static_cast<int>(stop.code);
   } catch (const std::exception& error) {
     return fail(error);
   }
@@ -310,7 +313,7 @@ int RankSession::fail(const std::exception& error) {
 }
 
 bool RankSession::is_replaced() const {
-  return identity_->environment.is_child() && failure_report_->follows();
+  return identity_->environment.is_launched() && failure_report_->follows();
 }
 
 void RankSession::on_launcher_end() {

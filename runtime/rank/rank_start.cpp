@@ -20,12 +20,14 @@
 #include "dtrain/rank/libtorch.h"
 #include "dtrain/rank/model_files.h"
 #include "dtrain/rank/plan_file.h"
+#include "dtrain/rank/resume.h"
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/screen.h"
 #include "dtrain/rank/stop_requests.h"
 #include "failure_report.h"
 #include "membership.h"
 #include "rank_output.h"
+#include "run_memory.h"
 
 namespace dtrain::rank {
 namespace {
@@ -129,6 +131,16 @@ Assignment read_assignment(const RankIdentity& identity) {
     if (identity.is_rank_0() || launched) throw;
     throw ConfigError(options.experiment_file.string() + " cannot be run; see the error of rank 0");
   }
+}
+
+// A run that begins anew, although earlier attempts have written metrics: they go to the files of the last one. The
+// launcher leaves them in their place, as it does not know which states the hosts have in memory.
+void put_metrics_aside(const RunFolder& folder) {
+  const int last = attempt_number(folder) - 1;
+  std::error_code code;
+  if (last < 1 || !std::filesystem::exists(folder.metrics(), code)) return;
+  const auto aside = folder.path / ("attempt-" + std::to_string(last)) / folder.metrics().filename();
+  std::filesystem::rename(folder.metrics(), aside);
 }
 
 // The folder of a run whose launcher uses mpirun or srun. A host that does not see it gets one of its own under the
@@ -319,8 +331,11 @@ void RankSession::connect_ranks() {
   if (tls) throw ConfigError("communication.security: " + config::not_with_tls("MPI"), kUseProof);
   PlaneLink* const plane = launcher_ ? launcher_->plane() : nullptr;
   const MpiArrival arrival(environment.world, environment.job, plane);
-  membership_ = std::make_unique<Membership>(
-      comm::MpiJob::join({.timeout = timeout, .missing = [&arrival] { return arrival.missing(); }, .log = log_}));
+  // The launcher ends the job of its ranks when all of them have reported and saved.
+  membership_ = std::make_unique<Membership>(comm::MpiJob::join({.timeout = timeout,
+                                                                 .aborts = plane == nullptr,
+                                                                 .missing = [&arrival] { return arrival.missing(); },
+                                                                 .log = log_}));
   failure_report_->set_membership(*membership_);
   options.session = environment.job;
   if (launcher_) options.secret = launcher_->ranks_secret();
@@ -358,7 +373,15 @@ void RankSession::open_folder() {
     const bool tells = environment.is_kept() && environment.world.local_rank == 0;
     if (tells) launcher_->link().send(folder_message(files.folder.path, files.resume_step));
   } else if (launcher_->plane()) {
-    open_launched_folder(control(), launcher_->plane()->orders(), files);
+    const LaunchOrders& orders = launcher_->plane()->orders();
+    open_launched_folder(control(), orders, files);
+    const ResumePoint point = open_launched_memory(control(), *identity_, experiment(), orders, files.memory);
+    files.resume_from = point.path;
+    if (identity_->is_rank_0() && files.memory.kept) {
+      if (!point.exists()) put_metrics_aside(files.folder);
+      update_plan("lineage", to_json(files.memory.lineage));
+      launcher_->link().send(memory_choice_message(files.memory.lineage, point.step));
+    }
   }
   files.events.open(files.folder.events(), environment.world.rank, identity_->host.name);
   files.watch = FolderWatch(files.folder.path);

@@ -1,11 +1,12 @@
-// The states in memory of a run whose hosts have keepers, at the start of a rank. Functions that take `control` are
-// collective.
+// The states in memory of a run whose hosts have a folder each, at the start of a rank: hosts with keepers, and those
+// of ranks that mpirun or srun starts for `dtrain launch`. Functions that take `control` are collective.
 #pragma once
 
 #include <optional>
 #include <vector>
 
 #include "dtrain/comm/control.h"
+#include "dtrain/rank/launcher_link.h"
 #include "dtrain/rank/resume.h"
 #include "dtrain/rank/run_memory.h"
 #include "rank_start.h"
@@ -24,6 +25,15 @@ ResumePoint choose_resume_point(const RunFolder& folder, const std::vector<check
 void begin_anew(RunMemory& memory);
 
 // Tells all ranks what rank 0 has decided, and makes the folder of each host.
-void open_memory(comm::ControlPlane& control, const RankIdentity& identity, const RunFolder& folder, RunMemory& memory);
+void open_memory(comm::ControlPlane& control, const RankIdentity& identity, const config::Experiment& experiment,
+                 const RunFolder& folder, RunMemory& memory);
+
+// For ranks that mpirun or srun has started: finds where the run goes on, in memory or where the launcher says, and
+// makes the folder of each host if the launcher wants states in memory.
+ResumePoint open_launched_memory(comm::ControlPlane& control, const RankIdentity& identity,
+                                 const config::Experiment& experiment, const LaunchOrders& orders, RunMemory& memory);
+
+// Removes the folder of this host. Called on all ranks.
+void remove_memory(const RunMemory& memory, const comm::World& world);
 
 }  // namespace dtrain::rank

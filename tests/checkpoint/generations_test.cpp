@@ -9,6 +9,7 @@
 
 #include "checkpoint_harness.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
 #include "dtrain/checkpoint/generation_slots.h"
 #include "dtrain/checkpoint/memory_folder.h"
 #include "dtrain/host/processes.h"
@@ -262,6 +263,37 @@ TEST(MemoryFolder, OfADeadLauncherIsTakenOverOrRemoved) {
   const TemporaryFolder third;
   const MemoryFolder other(third.path());
   EXPECT_FALSE(fs::exists(memory_folder_of(second.path())));
+}
+
+// Between two attempts no process owns the folder of a host without launcher and keeper.
+TEST(MemoryFolder, OfRanksStaysForAWhile) {
+  const TemporaryFolder run, other_run;
+  const pid_t rank = ::fork();
+  if (rank == 0) {
+    MemoryFolder folder(run.path(), /*host=*/1, ::getpid(), std::chrono::seconds(60));
+    folder.leave();
+    ::_exit(0);
+  }
+  ::waitpid(rank, nullptr, 0);
+  const fs::path place = memory_folder_of(run.path(), 1);
+  const auto another_is_launched = [&] { const MemoryFolder other(other_run.path()); };
+  another_is_launched();
+  EXPECT_TRUE(fs::exists(place));
+  fs::last_write_time(place, fs::file_time_type::clock::now() - std::chrono::seconds(61));
+  another_is_launched();
+  EXPECT_FALSE(fs::exists(place));
+}
+
+// The ranks of a host leave the folder to the launcher if it is there, too.
+TEST(MemoryFolder, OfALauncherThatLivesStaysItsOwn) {
+  const TemporaryFolder run;
+  const MemoryFolder launcher(run.path(), /*host=*/0);
+  const auto owner = [&] { return read_file(launcher.path() / "owner.json"); };
+  const std::string before = owner();
+  MemoryFolder rank(run.path(), /*host=*/0, ::getppid(), std::chrono::seconds(60));
+  EXPECT_EQ(rank.path(), launcher.path());
+  rank.leave();
+  EXPECT_EQ(owner(), before);
 }
 
 TEST(MemoryFolder, OfAnotherUserOrForEveryoneIsNotTaken) {

@@ -2,13 +2,16 @@
 
     cluster.py BIN_FOLDER [TestClass[.test] ...]
 """
+import json
 import re
 import subprocess
 import sys
 import time
 
 from cluster_bed import BED, ENDLESS, HOSTS, ClusterTest, on_host, profiles, seconds_until_all_gone
-from harness import main
+from harness import SOURCE, Result, main, wait_until
+
+SYNTHETIC = SOURCE / "configs" / "synthetic.yaml"
 
 # Seconds from a host's loss until nothing is left on either: host_loss.py prints them, the tests allow thrice that.
 GOAL_S = 10
@@ -197,6 +200,68 @@ class Failing(ClusterTest):
         result = self.launch(self.cluster(), self.experiment(), [f"entrypoint={program}"]).expect(1)
         self.assertRegex(result.output, r"host nodeb has dtrain 0\.0\.7, the launching host has dtrain [0-9.]+")
         self.assertIn("install the same version on every host", result.output)
+
+
+class InMemory(ClusterTest):
+    """No checkpoint is on the disk when ranks are killed: the run goes on from the memory of its hosts."""
+    SETS = ["searcher.max_length.batches=300", "scheduling_unit=5", "resources.slots_per_trial=2", "data.samples=2048",
+            "hyperparameters.global_batch_size=512", "recovery.interval=1", "min_checkpoint_period.batches=1000000"]
+
+    def tearDown(self):
+        for host in "ab":
+            self.assertEqual(on_host(host, "find", "/dev/shm", "-name", "dtrain-*"), "", f"left in the memory of host {host}")
+        super().tearDown()
+
+    def train(self, sets=()):
+        return self.start(self.cluster(a=1, b=1), SYNTHETIC, [*self.SETS, *sets])
+
+    def in_memory(self, running):
+        """Waits until the ranks of this attempt keep states, and for a few batches more."""
+        def is_kept():
+            try:
+                return json.loads((running.run_dir / "plan.json").read_text()).get("states_in_memory", {}).get("kept")
+            except (OSError, ValueError):
+                return False
+        wait_until(lambda: is_kept() or running.process.poll() is not None, "states in memory")
+        running.reached(running.batches() + 2)
+
+    def recovered(self, running, times):
+        def has():
+            return len(Result(0, "", running.run_dir).events("recovered")) >= times
+        wait_until(lambda: has() or running.process.poll() is not None, "a recovery")
+
+    def left(self, result):
+        return result.weights_file.read_bytes(), [{**line, "time": ""} for line in result.metrics("training")]
+
+    def test_after_a_dead_rank_it_goes_on_from_memory(self):
+        whole = self.left(self.train().wait().expect(0))
+        running = self.train()
+        for number, host in enumerate("ba", start=1):
+            self.in_memory(running)
+            on_host(host, "pkill", "-KILL", "-x", "synthetic")
+            self.recovered(running, number)
+        result = running.wait().expect(0)
+        self.assertIn("attempt 1 failed: rank 1 on nodeb was killed by signal 9 (SIGKILL)", result.output)
+        self.assertIn("attempt 2 failed: rank 0 on nodea was killed by signal 9 (SIGKILL)", result.output)
+        self.assertEqual(len(result.events("attempt_started")), 3)
+        self.assertTrue(all("/dev/shm/" in event["path"] for event in result.events("resumed")), result.events("resumed"))
+        self.assertEqual(len(result.events("resumed")), 2)
+        print(f"  batches again {[event['batches_again'] for event in result.events('recovered')]}, "
+              f"after {[event['step'] for event in result.events('attempt_failed')]}", flush=True)
+        self.assertEqual(self.left(result), whole)
+
+    def test_however_it_ends_the_memory_is_free(self):
+        running = self.train(ENDLESS)
+        self.in_memory(running)
+        on_host("a", "pkill", "-INT", "-x", "dtrain")
+        on_host("a", "pkill", "-INT", "-x", "dtrain")  # kills the ranks
+        running.wait().expect(130)
+        self.assertEqual(on_host("b", "find", "/dev/shm", "-name", "dtrain-*"), "")
+        running = self.train(ENDLESS)
+        self.in_memory(running)
+        on_host("a", "pkill", "-KILL", "-x", "dtrain")
+        running.wait()
+        seconds_until_all_gone(time.monotonic())
 
 
 class HostLoss(ClusterTest):

@@ -9,7 +9,7 @@ from harness import BUILD, DEADLINE, SOURCE, Result, Workplace, environment, ove
 
 BED = str(SOURCE / "tests" / "harness" / "two_hosts.sh")
 HOSTS = os.environ.get("TWO_HOSTS", "")
-PROGRAMS = "rank_program|fashion_mnist|parity_trial|dtrain-agent|dtrain-saver|orted|mpirun|dtrain"
+PROGRAMS = "rank_program|fashion_mnist|synthetic|dtrain-rank|parity_trial|dtrain-agent|dtrain-saver|orted|mpirun|dtrain"
 ENDLESS = ["searcher.max_length.batches=1000000000"]
 
 

@@ -6,14 +6,17 @@ needs two, inside `two_hosts.sh with RATE` as well.
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import unittest
+from pathlib import Path
 
 from harness import (BUILD, DEADLINE, SOURCE, Result, Workplace, environment, launch, main, overrides, wait_until,
                      write_job)
 
 FASHION = SOURCE / "configs" / "fashion_mnist.yaml"
+SYNTHETIC = SOURCE / "configs" / "synthetic.yaml"
 SHORT = ["searcher.max_length.batches=20", "min_validation_period.batches=20", "communication.timeout=60"]
 ENDLESS = ["searcher.max_length.batches=1000000000"]
 
@@ -38,6 +41,14 @@ def cpus_in(text):
         first, _, last = part.partition("-")
         numbers += range(int(first), int(last or first) + 1)
     return numbers
+
+
+def process_started_at(ticks):
+    for pid in subprocess.run(["pgrep", "-x", "synthetic"], stdout=subprocess.PIPE, text=True).stdout.split():
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        if int(stat.rpartition(")")[2].split()[19]) == ticks:
+            return int(pid)
+    raise AssertionError("the rank is not there")
 
 
 class SlurmTest(unittest.TestCase):
@@ -288,6 +299,26 @@ class InAllocation(SlurmTest):
             experiment = self.experiment(hyperparameters={"trouble": {"rank": 1, "batch": 7, "kind": kind}})
             result = self.launch(experiment, before=self.before).expect(code)
             self.assertRegex(result.output, cause)
+
+    def test_after_a_killed_rank_it_goes_on_from_memory(self):
+        sets = ["searcher.max_length.batches=300", "scheduling_unit=5", "resources.slots_per_trial=2", "data.samples=2048",
+                "hyperparameters.global_batch_size=512", "recovery.interval=1", "min_checkpoint_period.batches=1000000"]
+        whole = self.launch(SYNTHETIC, sets, self.before).expect(0).weights_file.read_bytes()
+        run_dir = self.work.new_run()
+        process = self.start(SYNTHETIC, run_dir, sets, self.before)
+        wait_until(lambda: "states_in_memory" in (run_dir / "plan.json").read_text() if (run_dir / "plan.json").is_file() else
+                   process.poll() is not None, "states in memory")
+        self.reached(run_dir, len((run_dir / "metrics.jsonl").read_text().splitlines()) + 2, process)
+        started = [event for event in Result(0, "", run_dir).events("rank_started") if event["rank"] == 1]
+        os.kill(process_started_at(started[-1]["start_ticks"]), signal.SIGKILL)
+        result = self.finish(process, run_dir).expect(0)
+        self.assertRegex(result.output, r"attempt 1 failed: rank 1 on \S+ was killed by signal 9")
+        self.assertTrue(all("/dev/shm/" in event["path"] for event in result.events("resumed")), result.events("resumed"))
+        self.assertEqual(len(result.events("resumed")), 1)
+        print(f"  batches again {[event['batches_again'] for event in result.events('recovered')]}", flush=True)
+        self.assertEqual(result.weights_file.read_bytes(), whole)
+        folder = result.events("resumed")[0]["path"].rpartition("/")[0]
+        self.assertFalse(os.path.exists(folder), folder)
 
     def test_it_trains_over_mpi(self):
         result = self.launch(self.experiment(), ["communication.backend=mpi"], self.before).expect(0)

@@ -91,6 +91,18 @@ TEST(MpirunWords, SayWhichRankEndedFirstAndHow) {
   EXPECT_FALSE(read_mpirun_words("all is well").first);
 }
 
+TEST(MpirunWords, OfStartRankCountFirst) {
+  const std::string text =
+      "dtrain start-rank: rank 2 ended with exit status 1\n"
+      "dtrain start-rank: rank 1 was killed by signal 9\n"
+      "dtrain start-rank: rank 0 ended with exit status 7\n"
+      "mpirun noticed that process rank 3 with PID 0 on node nodeb exited on signal 9 (Killed).\n";
+  EXPECT_EQ(read_mpirun_words(text).first->rank, 1);  // the others followed
+  EXPECT_EQ(read_mpirun_words(text).first->signal, 9);
+  EXPECT_EQ(read_mpirun_words(text, 0).first->code, 7);
+  EXPECT_EQ(read_mpirun_words(text, 3).first->rank, 1);
+}
+
 TEST(SrunWords, SayWhichRankEndedFirstAndHow) {
   EXPECT_EQ(read_srun_words("srun: error: node1: task 3: Killed\n").first->signal, 9);
   EXPECT_EQ(read_srun_words("srun: error: node1: task 3: Segmentation fault (core dumped)\n").first->signal, 11);

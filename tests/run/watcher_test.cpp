@@ -103,6 +103,7 @@ class Watching : public ::testing::Test {
                          {},
                          {},
                          nullptr,
+                         nullptr,
                          standby_};
 };
 
@@ -126,6 +127,7 @@ TEST_F(Watching, RanksThatDoNotJoinAreNamedOnceWithWhatTheyHaveToCall) {
                plan_,
                {},
                {},
+               nullptr,
                nullptr,
                standby_},
               ranks);

@@ -35,6 +35,8 @@ class HistoryReader {
     }
     if (what == "interrupted") interrupted_ = text(event, "signal");
     if (what == "rank_running" || what == "resumed") now.trains_s = time;
+    // The ranks on several hosts may have found a later state in memory than the launcher knew of.
+    if (what == "resumed") now.from_batch = integer(event, "step", now.from_batch);
     if (what == "recovered") {
       now.recovery = {integer(event, "batches_again"), number(event, "seconds"), number(event, "lost_s")};
     }

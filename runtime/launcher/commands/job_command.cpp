@@ -97,6 +97,8 @@ std::vector<std::string> mpirun_arguments(const MpiCommand& command) {
   };
   if (!has("bind-to")) add("--bind-to", "none");  // `dtrain start-rank` binds the ranks
   result.insert(result.end(), kDaemonsNoticeLoss.begin(), kDaemonsNoticeLoss.end());
+  // mpirun waits so long twice before it kills the ranks. `dtrain start-rank` gives them the time that they need.
+  add("--mca", "odls_base_sigkill_timeout", "0");
   if (command.network != "auto") {
     add("--mca", "btl_tcp_if_include", command.network, "--mca", "oob_tcp_if_include", command.network);
   }

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <limits>
 
+#include "commands/kept_rank.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
@@ -210,6 +211,8 @@ void start_rank(const std::vector<std::string>& command) {
   const std::string libraries = rank::find_libraries(command.front(), variables);
   if (!libraries.empty()) set.emplace_back("LD_LIBRARY_PATH", libraries);
   rank::set_process_variables(set);
+  // srun lets the other ranks run after one has ended.
+  if (environment.started_by == "Open MPI") keep_rank(command, environment.world.rank);
   std::vector<char*> arguments;
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);

@@ -11,6 +11,7 @@
 #include "dtrain/host/processes.h"
 #include "dtrain/rank/checkpoint_folder.h"
 #include "entrypoint.h"
+#include "launch/job_memory.h"
 #include "launch/recoveries.h"
 #include "launch/slurm_submit.h"
 
@@ -35,19 +36,21 @@ Outcome run_once(const Attempt& attempt) {
 }
 
 // Puts the files of the last attempt aside, sets `resume` to the newest checkpoint, and says so on the screen. Returns
-// the run's end if the run cannot go on because its checkpoints are not there any more.
+// the run's end if the run cannot go on because its checkpoints are not there any more. `asks_hosts`: the ranks may
+// find a later state in memory.
 std::optional<Outcome> prepare_next(const RunningLaunch& running, rank::ResumePoint& resume, int number,
-                                    const std::string& when) {
+                                    const std::string& when, bool asks_hosts) {
   try {
     resume = rank::find_resume_point(running.folder);
   } catch (const ConfigError& error) {
     return Outcome{.exit_code = ExitCode::kBadInput,
                    .failure = Failure{.cause = error.what(), .remedy = error.remedy()}};
   }
-  rank::put_aside(running.folder, {.metrics = resume.exists(), .launcher_log = true});
+  rank::put_aside(running.folder, {.metrics = resume.exists() || asks_hosts, .launcher_log = true});
   for (const std::string& text : rank::warnings_of(resume)) running.screen.line("dtrain: warning: " + text);
-  running.screen.line("dtrain: " + when + ": it goes on from " + text_of(resume) + "; logs and records of attempt " +
-                      std::to_string(number) + " are in " +
+  running.screen.line("dtrain: " + when + ": it goes on from " + text_of(resume) +
+                      (asks_hosts ? ", or from a later state in the memory of its hosts" : "") +
+                      "; logs and records of attempt " + std::to_string(number) + " are in " +
                       (running.folder.path / ("attempt-" + std::to_string(number))).string());
   return std::nullopt;
 }
@@ -161,10 +164,10 @@ class Watcher {
 };
 
 // After a failure: what is further in memory than on the disk goes there, for --continue.
-void keep_what_is_in_memory(const RunningLaunch& running, checkpoints::MemoryFolder& memory) {
+void keep_what_is_in_memory(const RunningLaunch& running, checkpoints::MemoryFolder& memory, int host) {
   try {
     const auto saved =
-        checkpoints::save_newest_in_memory(running.folder.path, rank::find_checkpoint_folder(running.folder));
+        checkpoints::save_newest_in_memory(running.folder.path, rank::find_checkpoint_folder(running.folder), host);
     if (!saved) return;
     running.events.write("memory_saved", {{"path", saved->string()}});
     running.screen.line("dtrain: the last state in memory is now the checkpoint " + saved->string());
@@ -178,7 +181,9 @@ void keep_what_is_in_memory(const RunningLaunch& running, checkpoints::MemoryFol
 class Attempts {
  public:
   Attempts(const RunningLaunch& running, PlacedLaunch placed, rank::ResumePoint resume, int restarts)
-      : running_(running), placed_(std::move(placed)), resume_(std::move(resume)), restarts_(restarts) {}
+      : running_(running), placed_(std::move(placed)), resume_(std::move(resume)), restarts_(restarts) {
+    if (JobMemory::is_for(placed_, running.variables)) job_memory_.emplace(running.folder.path, placed_);
+  }
 
   // As run_attempts(). `memory`: null, or for the states in memory.
   Outcome make(const std::function<std::optional<PlacedLaunch>()>& place_again,
@@ -194,7 +199,8 @@ class Attempts {
         next = fail(outcome);
       }
       if (next == Next::kEnd) return outcome;
-      if (const auto refused = prepare_next(running_, resume_, number_, when_)) return *refused;
+      if (const auto refused = prepare_next(running_, resume_, number_, when_, job_memory_.has_value()))
+        return *refused;
       if (next == Next::kRestart) continue;
       if (next == Next::kQueue) running_.resizing.requeue(outcome.interrupt.why);
       auto again = place_again();
@@ -203,12 +209,22 @@ class Attempts {
     }
   }
 
+  // After the last attempt. Ranks that have ended well have removed their host's folder themselves.
+  void leave_hosts(const Outcome& outcome) {
+    if (!job_memory_ || (!outcome.failure && outcome.exit_code != ExitCode::kInterrupted)) return;
+    if (outcome.failure && job_memory_->here()) {
+      keep_what_is_in_memory(running_, *job_memory_->here(), job_memory_->number_here());
+    }
+    remove_on_hosts(placed_, running_.variables, job_memory_->elsewhere());
+  }
+
  private:
   enum class Next { kEnd, kRestart, kQueue, kQueued };  // kQueued: the task waits in the queue already
 
   Outcome make_one(const std::filesystem::path& memory) {
     running_.resizing.tell(resume_, say_);
-    const Attempt attempt{running_, placed_, resume_, memory, &recoveries_, standby_};
+    const Attempt attempt{running_,     placed_, resume_, memory, job_memory_ ? &*job_memory_ : nullptr,
+                          &recoveries_, standby_};
     number_ = rank::attempt_number(running_.folder);
     Json fields = to_json(resume_);
     fields["attempt"] = number_;
@@ -236,9 +252,8 @@ class Attempts {
     const int most = placed_.experiment.max_restarts;
     auto repeated = outcome.failure->may_pass ? recoveries_.repeated(*outcome.failure) : std::nullopt;
     // A checkpoint that is further than where the attempt began is progress.
-    const auto in_memory = checkpoints::newest_in_memory(running_.folder.path);
     const std::int64_t saved = rank::read_state(running_.folder).last_saved.value_or(0);
-    if (std::max(saved, in_memory ? in_memory->about.step : 0) > resume_.step) restarts_ = 0;
+    if (std::max(saved, newest_in_memory()) > recoveries_.began_at()) restarts_ = 0;
     std::error_code code;
     const bool folder_is_there = std::filesystem::exists(running_.folder.plan(), code);
     Next next = Next::kEnd;
@@ -262,10 +277,17 @@ class Attempts {
     return next;
   }
 
+  std::int64_t newest_in_memory() const {
+    if (job_memory_) return job_memory_->newest();
+    const auto state = checkpoints::newest_in_memory(running_.folder.path);
+    return state ? state->about.step : 0;
+  }
+
   const RunningLaunch& running_;
   PlacedLaunch placed_;
   rank::ResumePoint resume_;
   int restarts_;
+  std::optional<JobMemory> job_memory_;
   Recoveries recoveries_{running_};
   Standby standby_;
   const Resizing::Say say_ = [this](const std::string& line) { running_.screen.line(line); };
@@ -321,8 +343,10 @@ Outcome run_attempts(const RunningLaunch& running, PlacedLaunch placed, rank::Re
                      const std::function<std::optional<PlacedLaunch>()>& place_again) {
   const auto memory = make_memory_folder(running, placed);
   if (memory && !resume.exists()) memory->clear();
-  Outcome outcome = Attempts(running, std::move(placed), std::move(resume), restarts).make(place_again, memory.get());
-  if (memory && outcome.failure) keep_what_is_in_memory(running, *memory);
+  Attempts attempts(running, std::move(placed), std::move(resume), restarts);
+  Outcome outcome = attempts.make(place_again, memory.get());
+  if (memory && outcome.failure) keep_what_is_in_memory(running, *memory, checkpoints::kNoKeeper);
+  attempts.leave_hosts(outcome);
   return outcome;
 }
 

@@ -29,6 +29,7 @@
 
 namespace dtrain::launcher {
 
+class JobMemory;
 class Recoveries;
 
 // A rank that ended by itself.
@@ -48,6 +49,7 @@ struct Failure {
   // Another attempt may succeed (max_restarts): dtrain did not send the signal, a host was lost, or a rank was waited
   // for in vain. False if the experiment, its data or its program caused the failure.
   bool may_pass = false;
+  bool lost_host = false;       // a host does not answer, or all processes there are gone
   std::vector<int> followers;   // ranks that stopped because of this failure
   std::vector<RankFault> also;  // ranks that failed by themselves, too, before all had ended
 };
@@ -104,7 +106,8 @@ struct RunningLaunch {
 struct Attempt : RunningLaunch {
   const PlacedLaunch& placed;
   rank::ResumePoint resume;             // the checkpoint from which the ranks go on
-  std::filesystem::path memory_folder;  // for states in memory; empty: none are kept
+  std::filesystem::path memory_folder;  // for states in memory; empty: none are kept in the launcher's folder
+  JobMemory* job_memory;                // of ranks that mpirun or srun starts; null: none are kept
   Recoveries* recoveries;
   Standby& standby;
 
@@ -128,6 +131,9 @@ Outcome run_local(const Attempt& attempt);
 Outcome run_mpi(const Attempt& attempt);
 // Makes one attempt on the nodes of the Slurm allocation that this process is in, with srun.
 Outcome run_slurm(const Attempt& attempt);
+// Removes folders on the other hosts of such a run, as far as they answer within seconds.
+void remove_on_hosts(const PlacedLaunch& placed, const rank::Variables& variables,
+                     const std::vector<std::string>& folders);
 
 // The times after which a process that should end by itself gets SIGTERM, and then SIGKILL.
 struct Patience {

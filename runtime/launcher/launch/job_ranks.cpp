@@ -8,11 +8,14 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "commands/kept_rank.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/rank/screen.h"
 #include "dtrain/scheduler/rank_mark.h"
+#include "launch/job_memory.h"
+#include "launch/recoveries.h"
 
 namespace dtrain::launcher {
 namespace {
@@ -27,12 +30,22 @@ int signal_called(const std::string& name) {
 
 }  // namespace
 
-JobWords read_mpirun_words(const std::string& text) {
+JobWords read_mpirun_words(const std::string& text, int rank) {
   const std::string words = std::regex_replace(text, std::regex("\\s+"), " ");
   JobWords result;
+  for (const std::string& line : split(text, '\n')) {
+    const auto ended = read_end_of_rank(line);
+    if (!ended || (result.first && result.first->rank == rank)) continue;
+    const bool is_better =
+        !result.first || ended->rank == rank || (result.first->signal == 0 && ended->status.signal != 0);
+    if (is_better) result.first = EndOfRank{ended->rank, ended->status.signal, ended->status.code};
+  }
   std::smatch found;
-  if (std::regex_search(words, found,
-                        std::regex("process rank ([0-9]+) with PID [0-9]+ on node [^ ]+ exited on signal ([0-9]+)"))) {
+  if (result.first) {
+    // nothing says more
+  } else if (std::regex_search(
+                 words, found,
+                 std::regex("process rank ([0-9]+) with PID [0-9]+ on node [^ ]+ exited on signal ([0-9]+)"))) {
     result.first = EndOfRank{.rank = std::stoi(found[1]), .signal = std::stoi(found[2])};
   } else if (std::regex_search(words, found,
                                std::regex("Process name: \\[\\[[0-9]+,[0-9]+\\],([0-9]+)\\] Exit code: ([0-9]+)"))) {
@@ -67,6 +80,15 @@ namespace {
 
 constexpr std::size_t kErrorsKept = 64 * 1024;
 constexpr std::size_t kFailureLines = 15;
+// mpirun still passes on what they have printed.
+constexpr Patience kPatienceWithEnded{std::chrono::milliseconds(100), std::chrono::seconds(5)};
+// mpirun would wait for its daemon there.
+constexpr Patience kPatienceWithoutHost{std::chrono::milliseconds(100), std::chrono::milliseconds(600)};
+constexpr std::chrono::seconds kRanksFollow{8};  // they end once their mpirun is gone
+
+constexpr const char* kWhoKills =
+    "dtrain did not send this signal: another process did, or the host or the rank's cgroup had no memory left (see "
+    "dmesg on that host)";
 
 std::string host_of(const PlacedLaunch& placed, int rank) {
   const auto index = static_cast<std::size_t>(rank);
@@ -87,7 +109,8 @@ Failure lost_host(const PlacedLaunch& placed, const std::string& host, int rank,
   return {.rank = rank,
           .cause = "host " + host + " is lost, with rank " + join(ranks, ", ") + ": " + how,
           .remedy = "check that the host runs and that its network works",
-          .may_pass = true};
+          .may_pass = true,
+          .lost_host = true};
 }
 
 Failure ended(const PlacedLaunch& placed, const EndOfRank& end, bool joined) {
@@ -95,9 +118,7 @@ Failure ended(const PlacedLaunch& placed, const EndOfRank& end, bool joined) {
   if (end.signal != 0) {
     return {.rank = end.rank,
             .cause = who + " was " + ExitStatus{0, end.signal}.describe(),
-            .remedy = end.signal == SIGKILL ? "dtrain did not send this signal: another process did, or the host or "
-                                              "the rank's cgroup had no memory left (see dmesg on that host)"
-                                            : "",
+            .remedy = end.signal == SIGKILL ? kWhoKills : "",
             .may_pass = true};
   }
   const std::string when = joined ? " ended before the run was over: " : " ended before it joined the run: ";
@@ -109,6 +130,9 @@ Failure why(const PlacedLaunch& placed, const JobEnd& end, const JobWords& words
   if (end.error && comm::is_reported(end.error->departure)) {
     return reported_failure(name_of(placed, rank), rank, *end.error);
   }
+  if (end.was_killed) {
+    return {.cause = name + " was " + end.status.describe(), .remedy = kWhoKills, .may_pass = true};
+  }
   if (end.error && end.error->departure == comm::Departure::kSilent) {
     return lost_host(placed, host_of(placed, rank), rank, "it has not answered for some seconds");
   }
@@ -116,7 +140,9 @@ Failure why(const PlacedLaunch& placed, const JobEnd& end, const JobWords& words
     return lost_host(placed, words.lost_host, rank, "its ranks and " + name + "'s daemon there are gone");
   }
   if (words.first) return ended(placed, *words.first, end.joined > 0);
-  if (end.error) return {.rank = rank, .cause = name_of(placed, rank) + " is gone: its connection has ended"};
+  if (end.error) {
+    return {.rank = rank, .cause = name_of(placed, rank) + " is gone: its connection has ended", .may_pass = true};
+  }
   const std::string when =
       end.joined == 0 ? " ended before any rank joined the run: " : " ended before the run was over: ";
   return {.cause = name + when + end.status.describe()};
@@ -207,6 +233,14 @@ int RankPlane::joined() {
   return static_cast<int>(joined_.size());
 }
 
+bool RankPlane::any_connected() const {
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const comm::PeerState state = plane_->peer_state(rank + 1);
+    if (state == comm::PeerState::kAlive || state == comm::PeerState::kLate) return true;
+  }
+  return false;
+}
+
 bool RankPlane::all_finished() {
   read_states();
   return static_cast<int>(finished_.size()) == ranks_;
@@ -218,6 +252,11 @@ std::map<std::string, rank::HostReport> RankPlane::hosts() {
     if (const auto text = look(rank::plane_key::host(agent))) result[agent] = rank::host_report_of(Json::parse(*text));
   }
   return result;
+}
+
+std::optional<Json> RankPlane::memory_choice() {
+  const auto text = look(rank::plane_key::kMemory);
+  return text ? std::optional(Json::parse(*text)) : std::nullopt;
 }
 
 std::optional<rank::ErrorMessage> RankPlane::error() {
@@ -265,33 +304,67 @@ JobEnd JobRanks::end() {
 }
 
 void JobRanks::add_descriptors(std::vector<pollfd>& descriptors) const {
-  descriptors.push_back({process_.pidfd(), POLLIN, 0});
+  if (!job_ended_) descriptors.push_back({process_.pidfd(), POLLIN, 0});
   for (const OutputPipe* output : {&out_, &errors_}) {
     if (output->fd() >= 0) descriptors.push_back({output->fd(), POLLIN, 0});
   }
+}
+
+void JobRanks::take_memory_choice() {
+  if (!attempt_.job_memory || told_of_memory_) return;
+  const auto told = plane_.memory_choice();
+  if (!told) return;
+  told_of_memory_ = true;
+  const std::int64_t batch = attempt_.job_memory->take(*told);
+  if (attempt_.recoveries) attempt_.recoveries->goes_on_from(batch);
 }
 
 void JobRanks::take(bool) {
   out_.read([this](const std::string& line) { attempt_.screen.line(line); });
   errors_.read([this](const std::string& line) {
     keep(line);
+    if (const auto ended = read_end_of_rank(line)) ended_ranks_.insert(ended->rank);
     end_.errors += line + "\n";
     if (end_.errors.size() > 2 * kErrorsKept) end_.errors.erase(0, kErrorsKept);
   });
   if (const auto progress = plane_.take_progress()) attempt_.take(*progress);
   end_.joined = plane_.joined();
+  take_memory_choice();
   if (ended_) return;
-  if (const auto status = process_.wait(std::chrono::milliseconds(0))) {
+  const Nanoseconds now = attempt_.clock.monotonic();
+  if (const auto status = process_.wait(std::chrono::milliseconds(0)); status && !job_ended_) {
+    job_ended_ = now;
     end_.status = *status;
-    ended_ = true;
+    end_.was_killed = status->signal != 0 && !end_.finished && end_.interrupts == 0 && !hanging_.has_begun();
+  }
+  // Ranks of an attempt must not meet those of the next one.
+  ended_ = job_ended_ && (!end_.was_killed || !plane_.any_connected() || now - *job_ended_ > kRanksFollow);
+}
+
+// A rank has failed while its `dtrain start-rank` lives on. The others report and save; then the job is over. One that
+// has not heard of the failure, as it does where a rank dies before all have joined, does not end by itself.
+void JobRanks::judge_ends() {
+  if (ended_ranks_.empty()) return;
+  const bool is_silent = end_.error && end_.error->departure == comm::Departure::kSilent;
+  const std::string silent_host = is_silent ? host_of(attempt_.placed, end_.error->rank) : std::string();
+  int left = 0;
+  for (const rank::RankPlacement& rank : attempt_.placed.ranks) {
+    left += !ended_ranks_.contains(rank.rank) && !plane_.finished(rank.rank) && rank.host != silent_host;
+  }
+  if (left == 0) {
+    if (!std::exchange(all_ended_, true)) end_within(is_silent ? kPatienceWithoutHost : kPatienceWithEnded);
+  } else if (!hangs_since_) {
+    end_within(all_joined() ? kPatienceWithRank : kPatienceWithStartingRank);
   }
 }
 
 void JobRanks::judge() {
   if (!end_.error && (end_.error = plane_.error())) {
     attempt_.task.enter(scheduler::TaskState::kStopping, end_.error->cause);
-    end_within(end_.error->departure == comm::Departure::kSilent ? kPatienceWithSilentHost : patience_);
+    const bool is_silent = end_.error->departure == comm::Departure::kSilent;
+    if (!all_ended_) end_within(is_silent ? kPatienceWithSilentHost : end_.finished ? patience_ : kPatienceWithJob);
   }
+  judge_ends();
   if (end_.finished || !plane_.all_finished()) return;
   end_.finished = true;
   end_.exit_code = plane_.exit_code();
@@ -322,7 +395,7 @@ void JobRanks::interrupt(const Interrupt& interrupt) {
 }
 
 void JobRanks::end_what_hangs() {
-  if (ended_ || !hangs_since_) return;
+  if (job_ended_ || !hangs_since_) return;
   hanging_.end(process_, attempt_.clock.monotonic() - *hangs_since_, patience_);
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,7 +38,9 @@ struct JobWords {
   std::string lost_host;           // the host whose daemon is gone; empty: none
 };
 
-JobWords read_mpirun_words(const std::string& text);
+// Of several ranks that have ended the result has `rank` if it is among them, else the first one that a signal ended,
+// else the first. Text of `dtrain start-rank` counts before mpirun's.
+JobWords read_mpirun_words(const std::string& text, int rank = -1);
 
 // Reads srun's messages: "srun: error: node1: task 3: Killed" or "... Exited with exit code 7". srun reports every task
 // that failed, including those that stopped because of another. The result has `rank` if it is among them, else the
@@ -59,6 +62,7 @@ struct JobEnd {
   std::optional<rank::ErrorMessage> error;  // the report of a rank, or the rank that left without one
   int joined = 0;                           // ranks that joined
   bool finished = false;                    // every rank finished, or stopped as requested
+  bool was_killed = false;                  // the job itself, by a signal that dtrain did not send
   ExitCode exit_code = ExitCode::kDone;     // of the ranks, if `finished`
   int interrupts = 0;
   Interrupt interrupt;                            // the first one; nothing: none
@@ -93,9 +97,12 @@ class RankPlane {
   int joined();         // number of ranks that have joined
   bool all_finished();  // trained to the end, or stopped as requested
   bool finished(int rank) const { return finished_.count(rank) != 0; }
+  bool any_connected() const;  // a rank that has joined is there
   // Returns the highest exit code of the ranks that have finished: not 0 if the run was stopped.
   ExitCode exit_code() const { return exit_code_; }
   std::map<std::string, rank::HostReport> hosts();  // by agent
+  // Where the ranks go on, as rank 0 tells (memory_choice_message()); empty: it has not told yet.
+  std::optional<Json> memory_choice();
 
   // Returns the reason why the run must end: the first error that a rank reported. If a rank is gone without a report,
   // `rank` names it, `departure` is how it left, and `cause` is empty.
@@ -139,6 +146,8 @@ class JobRanks final : public WatchedRanks {
  private:
   Process start(const Job& job);
   void end_within(const Patience& patience);
+  void judge_ends();
+  void take_memory_choice();
   void keep(const std::string& line);
 
   const Attempt& attempt_;
@@ -149,9 +158,13 @@ class JobRanks final : public WatchedRanks {
   OutputPipe errors_;
   Process process_;
   JobEnd end_;
+  std::set<int> ended_ranks_;  // those that have failed, as `dtrain start-rank` says
+  bool all_ended_ = false;     // every rank has failed or finished
+  bool told_of_memory_ = false;
   bool ended_ = false;
   Patience patience_ = kPatienceWithJob;
   std::optional<Nanoseconds> hangs_since_;
+  std::optional<Nanoseconds> job_ended_;  // the job itself
   HangingProcess hanging_;
 };
 
@@ -198,6 +211,10 @@ class RemoteHosts {
                                     const std::string& text) const;
   // Removes that file from the hosts.
   void take_back(const PlacedLaunch& placed, const std::filesystem::path& file) const;
+  // The command that runs a script on a host.
+  std::vector<std::string> command(const std::string& host, const std::string& script) const;
+  // Removes folders there.
+  void remove(const PlacedLaunch& placed, const std::vector<std::string>& folders) const;
 
   // Moves the files of a host's own folder to the launcher's folder, once the host's monitor has ended. The
   // files belong to the launching user, without special modes, and none is written outside the folder. Error names the
@@ -217,5 +234,9 @@ class RemoteHosts {
 
   std::vector<std::string> shell_;
 };
+
+// Before an attempt: waits until every other host of the run answers, for communication.timeout
+// at most. Returns the end of the run if one does not, or if the launch is asked to stop meanwhile.
+std::optional<Outcome> await_hosts(const Attempt& attempt, const RemoteHosts& hosts);
 
 }  // namespace dtrain::launcher

@@ -29,6 +29,11 @@ void Recoveries::begin_attempt(int number, std::int64_t from_batch, const Placed
   started_.reset(), joined_.reset(), noticed_.reset(), reached_.reset();
 }
 
+void Recoveries::goes_on_from(std::int64_t batch) {
+  from_ = batch;
+  done_ = std::max(done_, batch);
+}
+
 void Recoveries::ranks_started() {
   if (!started_) started_ = running_.clock.monotonic();
 }
@@ -89,6 +94,7 @@ std::optional<Failure> Recoveries::repeated(const Failure& failure) {
 
 void Recoveries::recover_from(const Failure& failure) {
   const Nanoseconds now = running_.clock.monotonic();
+  lost_host_ = failure.lost_host;
   if (!pending_) {
     pending_ = Pending{.failure = failure, .noticed = noticed_.value_or(now), .ended = now};
     const auto rank = static_cast<std::size_t>(failure.rank);

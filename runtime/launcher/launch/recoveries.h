@@ -20,6 +20,12 @@ class Recoveries {
 
   // An attempt begins after `from_batch` batches.
   void begin_attempt(int number, std::int64_t from_batch, const PlacedLaunch& placed);
+  // The attempt follows one that has failed, or that has lost a host.
+  bool recovers() const { return pending_.has_value(); }
+  bool lost_host() const { return lost_host_; }
+  // The ranks have found a later state than that.
+  void goes_on_from(std::int64_t batch);
+  std::int64_t began_at() const { return from_; }
   // These three keep the first time at which they are called in an attempt.
   void ranks_started();
   void ranks_joined();
@@ -68,6 +74,7 @@ class Recoveries {
   std::optional<Nanoseconds> reached_;  // progress has shown a new batch
   std::int64_t done_ = 0;
   std::optional<Pending> pending_;
+  bool lost_host_ = false;  // by the last failure
   std::map<Fault, int> faults_;
 };
 

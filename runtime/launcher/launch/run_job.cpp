@@ -17,7 +17,10 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/network.h"
 #include "dtrain/rank/checkpoint_folder.h"
+#include "launch/job_memory.h"
 #include "launch/job_ranks.h"
+#include "launch/recoveries.h"
+#include "network/network_choice.h"
 
 namespace dtrain::launcher {
 
@@ -79,9 +82,7 @@ RemoteHosts::Answer RemoteHosts::ask(const std::string& host, const std::string&
     const UniqueFd said(::open(errors.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
     if (!said) throw SystemError("cannot write " + errors.string(), errno);
     ProcessOptions options;
-    options.command = shell_;
-    options.command.push_back(host);
-    options.command.push_back("sh -c " + shell_quoted(script));
+    options.command = command(host, script);
     options.fds = {{0, in.get()}, {1, output < 0 ? said.get() : output}, {2, said.get()}};
     Process process = Process::start(options);
     const auto status = process.wait(patience);
@@ -94,6 +95,13 @@ RemoteHosts::Answer RemoteHosts::ask(const std::string& host, const std::string&
   std::error_code ignored;
   fs::remove(errors, ignored);
   return answer;
+}
+
+std::vector<std::string> RemoteHosts::command(const std::string& host, const std::string& script) const {
+  std::vector<std::string> words = shell_;
+  words.push_back(host);
+  words.push_back("sh -c " + shell_quoted(script));
+  return words;
 }
 
 std::optional<Failure> RemoteHosts::find_fault(const PlacedLaunch& placed,
@@ -116,7 +124,8 @@ std::optional<Failure> RemoteHosts::find_fault(const PlacedLaunch& placed,
     return Failure{.cause = "host " + rank.host + " (rank " + std::to_string(rank.rank) + ") cannot be reached by " +
                             shell_.front() + ": " + answer.said,
                    .remedy = "`" + join(shell_, " ") + " " + rank.host +
-                             " true` must work without a password; mpirun starts its daemons that way"};
+                             " true` must work without a password; mpirun starts its daemons that way",
+                   .lost_host = true};
   }
   return std::nullopt;
 }
@@ -155,6 +164,12 @@ std::vector<std::string> RemoteHosts::hand_out(const PlacedLaunch& placed, const
 
 void RemoteHosts::take_back(const PlacedLaunch& placed, const fs::path& file) const {
   ask_all(placed, "rm -f " + shell_quoted(file.string()), {});
+}
+
+void RemoteHosts::remove(const PlacedLaunch& placed, const std::vector<std::string>& folders) const {
+  std::string script = "rm -rf --";
+  for (const std::string& folder : folders) script += " " + shell_quoted(folder);
+  ask_all(placed, script, {});
 }
 
 std::string RemoteHosts::collect(const std::string& host, const rank::HostReport& report,
@@ -219,8 +234,10 @@ rank::LaunchOrders orders_for(const Attempt& attempt) {
                             .token = token,
                             .plan = read_file(attempt.folder.plan()),
                             .experiment = read_file(attempt.folder.experiment()),
-                            .resume_from = attempt.resume.path};
+                            .resume_from = attempt.resume.path,
+                            .resume_step = attempt.resume.step};
   for (const rank::RankPlacement& rank : attempt.placed.ranks) orders.agents.push_back(rank.agent);
+  if (attempt.job_memory) attempt.job_memory->add_to(orders, attempt.placed);
   return orders;
 }
 
@@ -261,6 +278,10 @@ void await_monitors_here(const Attempt& attempt, const JobEnd& end) {
 Outcome run_mpi(const Attempt& attempt) {
   const PlacedLaunch& placed = attempt.placed;
   const RemoteHosts hosts(remote_shell(placed.launcher().options, attempt.variables));
+  const bool recovers = attempt.recoveries && attempt.recoveries->recovers();
+  if (recovers && attempt.recoveries->lost_host()) {
+    if (auto end = await_hosts(attempt, hosts)) return *std::move(end);
+  }
   RankPlane plane(listening_address(placed), orders_for(attempt), make_stderr_logger());
   const std::filesystem::path ranks_file = attempt.folder.launch() / "hostfile";
   write_file_atomic(ranks_file, hostfile(placed));
@@ -270,7 +291,12 @@ Outcome run_mpi(const Attempt& attempt) {
   // Every host has /tmp.
   const SecretFile secret("/tmp/dtrain-secret-" + random_hex(16), contact.secrets);
   contact.secret_file = secret.path();
-  if (const auto problems = hosts.hand_out(placed, secret.path(), to_text(contact.secrets)); !problems.empty()) {
+  auto problems = hosts.hand_out(placed, secret.path(), to_text(contact.secrets));
+  if (recovers && !problems.empty()) {  // a host is lost that had been there at the last failure
+    if (auto end = await_hosts(attempt, hosts)) return *std::move(end);
+    problems = hosts.hand_out(placed, secret.path(), to_text(contact.secrets));
+  }
+  if (!problems.empty()) {
     contact.secret_file.clear();
     attempt.screen.line(
         "dtrain: warning: the run's secret is sent to the ranks in an environment variable, unencrypted, over mpirun's "
@@ -289,7 +315,7 @@ Outcome run_mpi(const Attempt& attempt) {
 
   const JobEnd end = watch_job(attempt, plane, job);
   if (end.joined < placed.world_size()) hosts.take_back(placed, secret.path());  // else the ranks have removed it
-  const JobWords words = read_mpirun_words(end.errors);
+  const JobWords words = read_mpirun_words(end.errors, end.error ? end.error->rank : -1);
   const bool was_lost = end.error && end.error->departure == comm::Departure::kSilent;
   const std::string lost_host =
       was_lost ? placed.ranks.at(static_cast<std::size_t>(std::max(0, end.error->rank))).host : words.lost_host;
@@ -317,6 +343,7 @@ Outcome run_mpi(const Attempt& attempt) {
     try {
       if (auto fault = hosts.find_fault(
               placed, {executable_path().string(), placed.command.front(), placed.experiment.file.string()})) {
+        fault->may_pass = recovers && fault->lost_host;  // it had been there before
         fault->lines = outcome.failure->lines;
         fault->said_by = outcome.failure->said_by;
         outcome.failure = std::move(fault);
@@ -326,6 +353,21 @@ Outcome run_mpi(const Attempt& attempt) {
     }
   }
   return outcome;
+}
+
+void remove_on_hosts(const PlacedLaunch& placed, const rank::Variables& variables,
+                     const std::vector<std::string>& folders) {
+  if (folders.empty()) return;
+  if (placed.launcher().type == config::LauncherType::kMpi) {
+    return RemoteHosts(remote_shell(placed.launcher().options, variables)).remove(placed, folders);
+  }
+  std::set<std::string> others;
+  for (const rank::RankPlacement& rank : placed.ranks) {
+    if (rank.host != placed.host) others.insert(rank.host);
+  }
+  std::vector<std::string> remove{"rm", "-rf", "--"};
+  remove.insert(remove.end(), folders.begin(), folders.end());
+  for (const std::string& host : others) Process::start({.command = over_srun()(host, remove)}).wait(kAskPatience);
 }
 
 Outcome run_slurm(const Attempt& attempt) {

@@ -23,6 +23,8 @@ struct MpiOptions {
   std::chrono::milliseconds timeout{600'000};  // for all ranks of the job to enter MPI, and of broadcast()
   // Delay between a rank's failure and the end of the whole job, so that the others can receive and record the cause.
   std::chrono::milliseconds grace{1'000};
+  // False: a rank that fails ends alone, and what has started the job ends it.
+  bool aborts = true;
   // Names the ranks that have not entered MPI, for the error of a time-out; may be empty. join() calls it.
   std::function<std::string()> missing{};
   Logger log;
@@ -34,7 +36,8 @@ class MpiJob {
   // library) or the reason for which MPI does not start.
   static std::shared_ptr<MpiJob> join(const MpiOptions& options);
   // After succeed() it calls MPI_Finalize (collective), otherwise MPI_Abort after `grace`, which ends every rank of the
-  // job and this process. A rank that fails must not leave the others waiting inside MPI.
+  // job and this process. A rank that fails must not leave the others waiting inside MPI. Without MpiOptions::aborts it
+  // ends this process alone.
   virtual ~MpiJob() = default;
 
   virtual int rank() const = 0;

@@ -10,6 +10,7 @@
 //     .shared-step-…/ what all ranks have alike, where survivors of several hosts have saved it (host_states.h)
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <filesystem>
 #include <optional>
@@ -39,8 +40,11 @@ std::optional<std::filesystem::path> save_newest_in_memory(const std::filesystem
 class MemoryFolder {
  public:
   // Removes the folders of this user's runs whose launchers have ended, and makes the folder of this run, or takes over
-  // the one that an ended launcher of it has left. `owner`: the launcher, or the host's keeper.
-  explicit MemoryFolder(const std::filesystem::path& run, int host = kNoKeeper, pid_t owner = ::getpid());
+  // the one that an ended launcher of it has left. `owner`: the launcher, or the host's keeper. `stays`: a host on
+  // which neither of them is has ranks as owners, and keeps the folder that long between attempts; an owner that lives
+  // stays.
+  explicit MemoryFolder(const std::filesystem::path& run, int host = kNoKeeper, pid_t owner = ::getpid(),
+                        std::chrono::seconds stays = std::chrono::seconds(0));
   // Removes the folder.
   ~MemoryFolder();
   MemoryFolder& operator=(MemoryFolder&&) = delete;

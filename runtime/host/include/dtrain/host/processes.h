@@ -49,6 +49,7 @@ bool is_stopped(pid_t pid);
 struct ProcessState {
   char state = '?';     // as in /proc/PID/status; '?': there is no such process
   bool traced = false;  // by a debugger
+  pid_t parent = 0;
   bool is_stopped_by_signal() const { return state == 'T' && !traced; }
 };
 ProcessState read_process_state(pid_t pid);

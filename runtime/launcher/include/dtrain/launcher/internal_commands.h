@@ -10,8 +10,8 @@ namespace dtrain::launcher {
 
 // `dtrain start-rank`, which mpirun and srun start on each host for `dtrain launch`. It prepares the process as the
 // launcher prepares its own children: binds this process to the cores of the rank's slot, sets the variables that
-// libraries read when they are loaded, and executes `command`. Never returns. A ConfigError or SystemError names what
-// this host lacks.
+// libraries read when they are loaded, and executes `command`; under mpirun it stays as the rank's parent. Never
+// returns. A ConfigError or SystemError names what this host lacks.
 [[noreturn]] void start_rank(const std::vector<std::string>& command);
 
 // `dtrain host-probe`, which dtrain on another host starts over a remote shell: it describes this host and measures

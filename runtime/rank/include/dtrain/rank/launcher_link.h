@@ -19,6 +19,7 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
+#include "dtrain/checkpoint/host_states.h"
 #include "dtrain/comm/control.h"
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/rank_session.h"
@@ -103,12 +104,21 @@ struct LaunchOrders {
   std::string plan;                 // the contents of plan.json and experiment.yaml, for hosts that do not see them
   std::string experiment;
   std::filesystem::path resume_from;  // as in Handover
+  std::int64_t resume_step = 0;       // the batches that are done there
+  bool keeps_states = false;          // in memory, on each host
+  checkpoints::Lineage lineage;       // of the attempt before
+
+  // The number of the rank's host among those of the run.
+  int host_of(int rank) const;
 };
 Json to_json(const LaunchOrders& orders);
 LaunchOrders orders_of(const Json& json);  // Json::exception if it is malformed
 // With thousands of ranks the orders are longer than a message may be. The plane holds them in parts, and the number of
 // parts under plane_key::kOrders.
 void put_orders(comm::ControlPlane& plane, const LaunchOrders& orders);
+
+// What rank 0 tells the launcher of the states in memory: the attempt that it has begun, and from where.
+Json memory_choice_message(const checkpoints::Lineage& lineage, std::int64_t step);
 
 // The report of each host's first rank to the launcher.
 struct HostReport {
@@ -145,6 +155,7 @@ class PlaneLink final : public LauncherLink {
 namespace plane_key {
 inline constexpr const char* kOrders = "orders";
 inline constexpr const char* kProgress = "progress";
+inline constexpr const char* kMemory = "memory";
 std::string orders_part(int part);
 std::string state(int rank);
 std::string host(const std::string& agent);
