@@ -8,7 +8,6 @@ Losing: the trial waits in chosen batches, so each change comes in mid-epoch; ev
 the weights of a plain model are within 1e-6 of its weights.
 """
 import os
-import re
 import subprocess
 import sys
 import time
@@ -161,7 +160,6 @@ class Losing(WorkplaceTest):
 
 # The table.
 
-LOST = re.compile(r"host \d \(\S+\) is lost")
 SETS = ["searcher.max_length.batches=100000000", "min_checkpoint_period.batches=100000000"]
 
 
@@ -197,7 +195,7 @@ def power(bed, lost, left, off):
     subprocess.run([BED, "cut", HOSTS], check=True)
     at = time.time()
     host_faults.kill_all(lost)
-    host_faults.wait_for(lambda: LOST.search(bed.output(left)[before:]), 60)
+    host_faults.wait_for(lambda: host_faults.NOTICED.search(bed.output(left)[before:]), 60)
     noticed = time.time() - at
     on = on_after(bed, at)
     time.sleep(max(0, off - (time.time() - at)))
@@ -205,8 +203,8 @@ def power(bed, lost, left, off):
     back = time.time()
     bed.start(lost)
     grown = on_after(bed, back)
-    again = [event["batches_again"] for event in host_faults.events(bed.run_dir, "recovered")][-1:]
     time.sleep(3)
+    again = host_faults.events(bed.run_dir, "recovered")[-1]["batches_again"]
     return noticed, on, on - noticed, again, grown
 
 
