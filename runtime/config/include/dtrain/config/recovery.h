@@ -5,16 +5,19 @@
 #include <optional>
 #include <string>
 
+#include "dtrain/base/json.h"
 #include "dtrain/config/keys.h"
 
 namespace dtrain::config {
 
 extern const TextRule kHangTime;
 extern const TextRule kStateInterval;
+extern const TextRule kStateCopies;
 
 struct Recovery {
   std::string hang = "auto";      // or "off", or seconds
   std::string interval = "auto";  // or "off", or seconds
+  std::string copies = "auto";    // or a number of hosts
   int standby = 1;                // processes of each host that wait to become new ranks
   bool operator==(const Recovery&) const = default;
 
@@ -24,7 +27,15 @@ struct Recovery {
   bool keeps_states() const { return interval != "off"; }
   // Returns the seconds between two states in memory; empty: their cost decides.
   std::optional<double> seconds_between_states() const;
+  bool asks_for_copies() const { return copies != "auto"; }
+  // Returns how many other hosts keep a copy of what is a host's own.
+  int copies_among(int hosts) const;
 };
+
+class Section;
+// Refuses copies of states that are not kept.
+void check_copies(Section& section, const Recovery& recovery);
+Json what_copies_need();
 
 inline void declare_keys(Keys& keys, Recovery& recovery) {
   keys.text({.name = "hang",
@@ -40,11 +51,21 @@ inline void declare_keys(Keys& keys, Recovery& recovery) {
              .more = "[More](recovery.md#states-in-memory).",
              .examples = R"(["auto", "off", 5])"},
             recovery.interval, kStateInterval);
+  keys.text({.name = "copies",
+             .text = "On how many other hosts there is a copy of what only the ranks of one host have of such a state "
+                     "(sharded moments, error feedback, buffers, metric sums). With 1 the loss of any one host is "
+                     "survived; with 0 that of ranks alone, unless the state is on the disk; with the number of hosts "
+                     "less one that of all hosts but one. auto: 1.",
+             .more = "[More](recovery.md#several-hosts).",
+             .examples = R"(["auto", 0, 1, 2])"},
+            recovery.copies, kStateCopies);
   keys.integer({"standby",
                 "With 1, a process of the program waits on the host of `dtrain launch`, with its libraries loaded, and "
                 "new ranks after a failure are forks of it; 0: they are started anew.",
                 "[More](recovery.md#new-ranks-from-a-waiting-process)."},
                recovery.standby, {0, 1});
+  keys.when_read([&](Section& section) { check_copies(section, recovery); });
+  keys.schema_rule(what_copies_need);
 }
 
 }  // namespace dtrain::config
