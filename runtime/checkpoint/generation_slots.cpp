@@ -25,7 +25,7 @@ constexpr std::size_t kMappedPage = 4096;
 constexpr std::size_t kCacheLine = 64;
 constexpr std::string_view kSlotPrefix = ".slot-";
 constexpr std::string_view kSurvivorPrefix = ".survivor-step-";
-constexpr std::uint32_t kLayout = 1;  // of the board, and of the records that ranks publish in it
+constexpr std::uint32_t kLayout = 2;  // of the board, and of the records that ranks publish in it
 
 enum Completion : int { kFree, kUnderWay, kBySurvivor };
 
@@ -70,15 +70,21 @@ void take_huge_pages_of(int file, std::size_t bytes) {
   ::munmap(data, bytes);
 }
 
-void reserve_file(const fs::path& path, std::size_t bytes) {
+// Makes a file of so many bytes, and reserves memory for the first ones.
+void reserve_file(const fs::path& path, std::size_t bytes, std::size_t reserved) {
   const UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (!fd) fail("make", path);
-  take_huge_pages_of(fd.get(), bytes);
+  take_huge_pages_of(fd.get(), reserved);
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) fail("make", path);
   int result = 0;
   do {
-    result = ::fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes));
+    result = ::fallocate(fd.get(), 0, 0, static_cast<off_t>(reserved));
   } while (result != 0 && errno == EINTR);
   if (result != 0) fail("reserve the memory of", path);
+}
+
+void reserve_file(const fs::path& path, std::size_t bytes) {
+  reserve_file(path, bytes, bytes);
 }
 
 // Takes a state's mark and name away, so that its memory may be written again.
@@ -105,6 +111,7 @@ struct GenerationBoard::Header {
   std::uint64_t ranks = 0, own_bytes = 0;
   alignas(kCacheLine) std::atomic<int> turn{0};
   std::atomic<std::int64_t> newest{-1};
+  std::atomic<bool> unsettled{false};
   alignas(kCacheLine) std::atomic<int> completion{kFree};
 };
 
@@ -221,6 +228,14 @@ void GenerationBoard::set(int turn, std::int64_t newest) const {
   header().newest = newest;
 }
 
+bool GenerationBoard::has_unsettled() const {
+  return header().unsettled;
+}
+
+void GenerationBoard::set_unsettled(bool unsettled) const {
+  header().unsettled = unsettled;
+}
+
 bool GenerationBoard::begin_completion() const {
   int expected = kFree;
   return header().completion.compare_exchange_strong(expected, kUnderWay);
@@ -301,6 +316,12 @@ void GenerationSlot::write_file(const std::string& name, std::string_view bytes)
   write_new_file(folder_.get(), name, bytes);
 }
 
+UniqueFd GenerationSlot::open_file(const std::string& name, std::size_t bytes) const {
+  UniqueFd fd(::openat(folder_.get(), name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) fail("write into memory", name);
+  return fd;
+}
+
 Json to_json(const SlotNames& names) {
   return {{"slots", names.slots}, {"turn", names.turn}, {"newest", names.newest}, {"others", names.others}};
 }
@@ -312,7 +333,8 @@ SlotNames slot_names_of(const Json& json) {
           .others = json.at("others").get<std::vector<std::string>>()};
 }
 
-SlotNames reserve_slots(const fs::path& folder, std::size_t model_bytes, std::size_t optimizer_bytes) {
+SlotNames reserve_slots(const fs::path& folder, std::size_t model_bytes, std::size_t optimizer_bytes,
+                        std::optional<std::size_t> reserved_of_optimizer) {
   SlotNames names;
   std::vector<std::string> spare, useless;
   std::vector<Entry> states = list(folder);
@@ -356,7 +378,7 @@ SlotNames reserve_slots(const fs::path& folder, std::size_t model_bytes, std::si
     if (::mkdir((folder / name).c_str(), 0700) != 0) fail("make", folder / name);
     try {
       reserve_file(folder / name / kModelFile, model_bytes);
-      reserve_file(folder / name / kOptimizerFile, optimizer_bytes);
+      reserve_file(folder / name / kOptimizerFile, optimizer_bytes, reserved_of_optimizer.value_or(optimizer_bytes));
     } catch (const SystemError&) {
       fs::remove_all(folder / name, code);
       throw;
@@ -382,6 +404,33 @@ void complete_generation(const fs::path& folder, SlotNames& names, const Generat
   std::string& other = names.slots[static_cast<std::size_t>(names.turn)];
   if (!other.starts_with(kSlotPrefix)) retire(folder, other, free_name(folder));
   for (const std::string& old : std::exchange(names.others, {})) fs::remove_all(folder / old, code);
+}
+
+void reserve_optimizers(const fs::path& folder, const SlotNames& names, std::size_t optimizer_bytes) {
+  for (const std::string& name : names.slots) reserve_file(folder / name / kOptimizerFile, optimizer_bytes);
+}
+
+void complete_part(const fs::path& folder, SlotNames& names, const GenerationFiles& files) {
+  std::string& slot = names.slots[static_cast<std::size_t>(names.turn)];
+  const UniqueFd open = open_folder(folder / slot);
+  write_new_file(open.get(), kManifestFile, to_text({files.about, files.files, /*has_checksums=*/false}));
+  const std::string name = folder_name(kPartPrefix, files.about.step);
+  if (::rename((folder / slot).c_str(), (folder / name).c_str()) != 0) fail("rename", folder / slot);
+  slot = name;
+}
+
+void settle_part(const fs::path& folder, SlotNames& names, std::int64_t step) {
+  names.turn = 1 - names.turn;
+  names.newest = step;
+  std::string& other = names.slots[static_cast<std::size_t>(names.turn)];
+  if (!other.starts_with(kSlotPrefix)) retire(folder, other, free_name(folder));
+  std::error_code code;
+  for (const std::string& old : std::exchange(names.others, {})) fs::remove_all(folder / old, code);
+}
+
+void drop_part(const fs::path& folder, SlotNames& names) {
+  std::string& slot = names.slots[static_cast<std::size_t>(names.turn)];
+  if (!slot.starts_with(kSlotPrefix)) retire(folder, slot, free_name(folder));
 }
 
 void complete_by_survivor(const fs::path& folder, const GenerationSlot& slot, const GenerationFiles& files,

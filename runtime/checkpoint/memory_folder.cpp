@@ -1,5 +1,6 @@
 #include "dtrain/checkpoint/memory_folder.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <system_error>
@@ -15,6 +16,8 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/untrusted.h"
+#include "dtrain/checkpoint/assemble.h"
+#include "dtrain/checkpoint/host_states.h"
 #include "dtrain/host/processes.h"
 #include "storage.h"
 
@@ -91,6 +94,25 @@ void sweep(const fs::path& run) {
   for (const fs::path& path : abandoned) fs::remove_all(path, code);
 }
 
+// Makes a whole state of the furthest part, where this host has the files of all ranks.
+void make_newest_whole(const fs::path& folder) {
+  const HostStates here = look_at_host(folder);
+  std::int64_t step = -1;
+  for (const auto& part : here.parts) {
+    if (part.ranks.size() == static_cast<std::size_t>(part.world)) step = std::max(step, part.step);
+  }
+  for (const auto& state : here.whole) step = state.step >= step ? -1 : step;
+  if (step < 0) return;
+  const fs::path part = part_folder(folder, step), made = gathered_folder(folder, step);
+  delete_tree(made);
+  make_folder(made);
+  for (const auto& entry : fs::directory_iterator(part)) {
+    fs::create_hard_link(entry.path(), made / entry.path().filename());
+  }
+  assemble(made, read_manifest(part).about);
+  fs::rename(made, whole_folder(folder, step));
+}
+
 fs::path resolved(const fs::path& run) {
   std::error_code code;
   const fs::path whole = fs::weakly_canonical(run, code);
@@ -122,7 +144,17 @@ std::optional<Entry> newest_in_memory(const fs::path& run, int host) {
   return std::nullopt;
 }
 
+std::int64_t newest_batch_in_memory(const fs::path& run, int host) {
+  std::int64_t newest = 0;
+  const HostStates here = look_at_host(memory_folder_of(run, host));
+  for (const auto& states : {here.whole, here.parts}) {
+    for (const auto& state : states) newest = std::max(newest, state.step);
+  }
+  return newest;
+}
+
 std::optional<fs::path> save_newest_in_memory(const fs::path& run, const fs::path& storage, int host) {
+  make_newest_whole(memory_folder_of(run, host));
   const auto newest = newest_in_memory(run, host);
   if (!newest) return std::nullopt;
   make_folder(storage);

@@ -33,6 +33,7 @@ inline constexpr const char* kLockFile = ".saver.lock";
 
 // The names in a folder for states in memory, besides those of whole states (memory_folder.h, host_states.h).
 inline constexpr std::string_view kSharedPrefix = ".shared-step-";
+inline constexpr std::string_view kPartPrefix = ".part-step-";
 inline constexpr std::string_view kGatheredPrefix = ".gathered-step-";
 inline constexpr const char* kBoardFile = ".board";
 inline constexpr const char* kLineageFile = "lineage.json";

@@ -306,8 +306,8 @@ void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, con
       files.lock = is_restart ? take_lock_of_last_attempt(folder, environment.restart) : RunLock::take(folder);
       point = reopen_own_folder(
           folder, experiment, options.overrides, is_restart,
-          [&] { return choose_resume_point(folder, in_memory, identity, files.memory); }, [&] { write_plan(folder); },
-          log);
+          [&] { return choose_resume_point(folder, in_memory, identity, files.memory, log); },
+          [&] { write_plan(folder); }, log);
       return folder;
     }
     RunFolder made = create_run_folder(asked.path, experiment.name, experiment.text, experiment.private_mode());

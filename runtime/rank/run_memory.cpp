@@ -7,6 +7,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/checkpoint/memory_folder.h"
 #include "dtrain/config/experiment.h"
@@ -27,13 +28,24 @@ bool keeps_states(const RankIdentity& identity, const config::Experiment& experi
 
 Json chosen_json(const std::optional<checkpoints::ChosenState>& state) {
   if (!state) return {};
-  return {{"step", state->step}, {"epoch", state->epoch}, {"whole", state->whole}};
+  return {{"step", state->step}, {"epoch", state->epoch}, {"kind", static_cast<int>(state->kind)}};
 }
 
 std::optional<checkpoints::ChosenState> chosen_state_of(const Json& json) {
   if (json.is_null()) return std::nullopt;
   return checkpoints::ChosenState{json.at("step").get<std::int64_t>(), json.at("epoch").get<std::int64_t>(),
-                                  json.at("whole").get<bool>()};
+                                  static_cast<checkpoints::StateKind>(json.at("kind").get<int>())};
+}
+
+// Says exactly what is missing where the furthest state in memory is not whole.
+void tell_of_lost_state(const std::optional<checkpoints::LostState>& lost, const ResumePoint& point,
+                        const Logger& log) {
+  if (!lost || lost->step <= point.step) return;
+  log->warn(
+      "the state of batch {} in memory is lost: no host has what belongs to {} (their host is gone, and so are those "
+      "with copies of it; recovery.copies says how many there are); the run goes on from {}",
+      lost->step, (lost->ranks.size() == 1 ? "rank " : "ranks ") + ranges_text(lost->ranks, ", "),
+      point.path.empty() ? "its beginning" : "batch " + std::to_string(point.step) + ", " + point.path.string());
 }
 
 // Where no keeper holds the folder, it must outlive the ranks of an attempt until those of the next one find it.
@@ -84,7 +96,7 @@ std::vector<checkpoints::HostStates> look_at_hosts(comm::ControlPlane& control, 
 }
 
 ResumePoint choose_resume_point(const RunFolder& folder, const std::vector<checkpoints::HostStates>& hosts,
-                                const RankIdentity& identity, RunMemory& memory) {
+                                const RankIdentity& identity, RunMemory& memory, const Logger& log) {
   memory.last = checkpoints::lineage_of(read_json(folder.plan()).value("lineage", Json()));
   memory.begins_with = checkpoints::choose_state(hosts, memory.last, identity.world().size);
   ResumePoint point;
@@ -98,6 +110,7 @@ ResumePoint choose_resume_point(const RunFolder& folder, const std::vector<check
   } else {
     point = find_resume_point(folder);
   }
+  tell_of_lost_state(checkpoints::lost_state(hosts, memory.last, memory.begins_with), point, log);
   begin_attempt(memory);
   return point;
 }

@@ -17,10 +17,11 @@ namespace dtrain::rank {
 std::vector<checkpoints::HostStates> look_at_hosts(comm::ControlPlane& control, const RankIdentity& identity,
                                                    const config::Experiment& experiment, RunMemory& memory);
 
-// Rank 0: finds where the run goes on, in memory or on the disk, before the plan is written anew. SystemError,
+// Rank 0: finds where the run goes on, in memory or on the disk, before the plan is written anew. Warns if the furthest
+// state in memory is lost. SystemError,
 // ConfigError as find_resume_point().
 ResumePoint choose_resume_point(const RunFolder& folder, const std::vector<checkpoints::HostStates>& hosts,
-                                const RankIdentity& identity, RunMemory& memory);
+                                const RankIdentity& identity, RunMemory& memory, const Logger& log);
 // Rank 0: the run begins anew.
 void begin_anew(RunMemory& memory);
 

@@ -11,6 +11,7 @@ namespace dtrain::config {
 namespace {
 
 using testing::ElementsAre;
+using testing::HasSubstr;
 using testing::Pair;
 
 Experiment read_text(const std::string& text, const std::string& name = "experiment.yaml") {
@@ -273,6 +274,26 @@ TEST(Experiment, TheLossOfAHostIsRefusedAtItsLine) {
     ADD_FAILURE() << "it is not refused";
   } catch (const ConfigError& error) {
     EXPECT_THAT(error.what(), testing::MatchesRegex(".*:[0-9]+: recovery.on_host_loss: is not for one host"));
+  }
+}
+
+TEST(Experiment, StatesInMemoryHaveCopiesOnOtherHosts) {
+  const auto recovery = [](const std::string& value) {
+    return read_text(kLeast + "recovery: " + value + "\n").recovery;
+  };
+  EXPECT_EQ(recovery("{}").copies_among(3), 1);
+  EXPECT_EQ(recovery("{}").copies_among(1), 0);
+  EXPECT_EQ(recovery("{copies: 0}").copies_among(3), 0);
+  EXPECT_EQ(recovery("{copies: 2}").copies_among(3), 2);
+  EXPECT_EQ(recovery("{copies: 9}").copies_among(3), 2);
+  for (const std::string wrong : {"-1", "1.5", "all", "1e9"}) {
+    EXPECT_THROW(recovery("{copies: " + wrong + "}"), ConfigErrors) << wrong;
+  }
+  try {
+    recovery("{interval: off, copies: 2}");
+    FAIL();
+  } catch (const ConfigErrors& errors) {
+    EXPECT_THAT(errors.what(), HasSubstr("recovery.copies: has no effect with recovery.interval: off"));
   }
 }
 

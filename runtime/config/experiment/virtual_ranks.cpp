@@ -51,6 +51,8 @@ std::vector<Refusal> refusals_with_virtual_ranks(const Experiment& experiment) {
          "must be true with reproducibility.virtual_ranks: the metrics of one rank depend on the number of ranks");
   refuse(experiment.recovery.seconds_between_states().has_value(), "recovery.interval",
          "asks for states in memory, which are not taken yet with reproducibility.virtual_ranks; use auto or off");
+  refuse(experiment.recovery.asks_for_copies(), "recovery.copies",
+         "asks for copies of states in memory, which are not taken yet with reproducibility.virtual_ranks; use auto");
   return refusals;
 }
 
@@ -90,7 +92,8 @@ Json what_virtual_ranks_support() {
                                  {"optimizations.mixed_precision", {{"enum", {"O0", "none", "bf16"}}}},
                                  {"optimizations.auto_tune_tensor_fusion", {{"const", false}}},
                                  {"optimizations.average_training_metrics", {{"const", true}}},
-                                 {"recovery.interval", {{"enum", {"auto", "off"}}}}});
+                                 {"recovery.interval", {{"enum", {"auto", "off"}}}},
+                                 {"recovery.copies", {{"const", "auto"}}}});
   const Json has_threads = is_given(kVirtualThreads, {{"type", "integer"}, {"minimum", 2}});
   return {{"allOf", {if_then(ranks, supported), if_then(has_threads, ranks)}}};
 }

@@ -12,8 +12,7 @@ void NodeMemory::hold(const std::filesystem::path& run_dir) {
 }
 
 std::int64_t NodeMemory::newest(const std::filesystem::path& run_dir) const {
-  const auto state = checkpoints::newest_in_memory(run_dir, host_);
-  return state ? state->about.step : 0;
+  return checkpoints::newest_batch_in_memory(run_dir, host_);
 }
 
 std::optional<std::filesystem::path> NodeMemory::save(const std::filesystem::path& run_dir) const {

@@ -17,7 +17,7 @@ class NodeMemory {
 
   // Takes hold of the folder, once the run's is known.
   void hold(const std::filesystem::path& run_dir);
-  // The batch of the newest whole state; 0: there is none.
+  // The batch of the newest state of which this host has a part, or all; 0: there is none.
   std::int64_t newest(const std::filesystem::path& run_dir) const;
   // After a failure: what is further than the disk goes there, for --continue. Returns the checkpoint. A failure is a
   // warning on the screen.

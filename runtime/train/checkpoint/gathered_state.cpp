@@ -2,14 +2,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <map>
-#include <set>
 #include <utility>
 #include <vector>
-
-#include <unistd.h>
 
 #include "checkpoint/own_state.h"
 #include "checkpoint/restore.h"
@@ -17,16 +13,18 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/unix_socket.h"
+#include "dtrain/checkpoint/assemble.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/checkpoint/generation_slots.h"
 #include "dtrain/checkpoint/memory_folder.h"
-#include "dtrain/data/safetensors.h"
 #include "dtrain/rank/run_memory.h"
 
 namespace dtrain::train {
 namespace {
 
 namespace fs = std::filesystem;
+
+using checkpoints::StateKind;
 
 using FileSizes = std::map<std::string, std::size_t>;  // of files
 
@@ -42,26 +40,6 @@ FileSizes files_in(const fs::path& folder) {
   return files;
 }
 
-void patch_model(const fs::path& folder) {
-  const fs::path model = folder / checkpoints::kModelFile;
-  const data::SafetensorsFile entries(model);
-  std::fstream file(model, std::ios::in | std::ios::out | std::ios::binary);
-  std::map<std::string, std::string> values;
-  const std::string state = take_from_rank_0(
-      folder / checkpoints::rank_file(0), [&](const std::string& name, std::size_t bytes) -> std::byte* {
-        const bool known = std::ranges::any_of(
-            entries.entries(), [&](const auto& entry) { return entry.name == name && entry.bytes == bytes; });
-        if (!known) return nullptr;
-        return reinterpret_cast<std::byte*>((values[name] = std::string(bytes, '\0')).data());
-      });
-  for (const auto& [name, bytes] : values) {
-    file.seekp(static_cast<std::streamoff>(entries.at(name).offset));
-    file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  }
-  if (!file.flush()) throw SystemError("cannot write into memory: " + model.string(), errno);
-  write_file(folder / checkpoints::kStateFile, state);
-}
-
 // The parts of the state that this host has, as files. Empty: none.
 class Parts {
  public:
@@ -70,12 +48,15 @@ class Parts {
     const checkpoints::HostStates here = checkpoints::look_at_host(memory.folder);
     if (!memory.last.has(here.lineage, state_.step)) return;
     const auto is_chosen = [&](const auto& state) { return state.step == state_.step; };
-    if (state_.whole) {
+    if (state_.kind == StateKind::kWhole) {
       if (std::ranges::none_of(here.whole, is_chosen)) return;
       folder_ = checkpoints::whole_folder(memory.folder, state_.step);
     } else {
       folder_ = checkpoints::gathered_folder(memory.folder, state_.step);
-      collect(memory.folder, here, world);
+      fs::remove_all(folder_);
+      make_folder(folder_);
+      if (state_.kind == StateKind::kShared) collect(memory.folder, here, world);
+      if (state_.kind == StateKind::kParts && std::ranges::any_of(here.parts, is_chosen)) link_part(memory.folder);
     }
     files_ = files_in(folder_);
   }
@@ -84,9 +65,16 @@ class Parts {
   const FileSizes& files() const { return files_; }
 
  private:
+  // Other files there are of an earlier state.
+  void link_part(const fs::path& memory) {
+    const fs::path part = checkpoints::part_folder(memory, state_.step);
+    for (const checkpoints::ManifestFile& file : checkpoints::read_manifest(part).files) {
+      fs::create_hard_link(part / file.name, folder_ / file.name);
+    }
+    fs::create_hard_link(part / checkpoints::kManifestFile, folder_ / checkpoints::kManifestFile);
+  }
+
   void collect(const fs::path& memory, const checkpoints::HostStates& here, int world) {
-    fs::remove_all(folder_);
-    make_folder(folder_);
     const fs::path shared = checkpoints::shared_folder(memory, state_.step);
     const auto fits = [&](const auto& state) { return state.step == state_.step && state.world == world; };
     if (std::ranges::any_of(here.shared, fits)) {
@@ -114,6 +102,8 @@ struct Transfer {
   std::string name;
   std::size_t bytes = 0;
   int from = 0;
+
+  bool is_moments() const { return name.ends_with(checkpoints::kMomentsSuffix); }
 };
 
 std::vector<Transfer> transfers_of(const std::vector<std::string>& told, const CheckpointHosts& hosts) {
@@ -132,32 +122,7 @@ std::vector<Transfer> transfers_of(const std::vector<std::string>& told, const C
   return transfers;
 }
 
-std::string manifest_of(const fs::path& folder) {
-  const checkpoints::Manifest shared = checkpoints::read_manifest(folder);
-  checkpoints::Manifest manifest{shared.about, {}, /*has_checksums=*/false};
-  for (const auto& [name, bytes] : files_in(folder)) {
-    if (name != checkpoints::kManifestFile) manifest.files.push_back({name, bytes, {}});
-  }
-  return checkpoints::to_text(manifest);
-}
-
 }  // namespace
-
-std::string take_from_rank_0(const fs::path& file,
-                             const std::function<std::byte*(const std::string& name, std::size_t bytes)>& place_of) {
-  const data::SafetensorsFile own(file);
-  std::string values;
-  for (const data::SafetensorsEntry& entry : own.entries()) {
-    if (entry.name == kValuesName) {
-      values.resize(entry.bytes);
-      own.read(entry, std::as_writable_bytes(std::span(values)));
-    } else if (entry.name.starts_with(state_path::kBuffers)) {
-      std::byte* const place = place_of(entry.name.substr(state_path::kBuffers.size()), entry.bytes);
-      if (place) own.read(entry, {place, entry.bytes});
-    }
-  }
-  return to_line(Json::parse(values));
-}
 
 GatheredState gather_state(rank::RankSession& session, const CheckpointHosts& hosts) {
   const rank::RunMemory& memory = session.memory();
@@ -173,7 +138,10 @@ GatheredState gather_state(rank::RankSession& session, const CheckpointHosts& ho
   bool is_temporary = false;
   if (leads) {
     std::size_t more = 0;
-    for (const Transfer& transfer : transfers) more += parts->files().contains(transfer.name) ? 0 : transfer.bytes;
+    for (const Transfer& transfer : transfers) {
+      more += parts->files().contains(transfer.name) ? 0 : transfer.bytes;
+      if (transfer.is_moments()) more += transfer.bytes;  // they go into the optimizer's file
+    }
     folder = parts->folder();
     if (folder.empty()) {
       is_temporary = in_memory.empty() || !checkpoints::why_no_room(in_memory, more).empty();
@@ -189,11 +157,8 @@ GatheredState gather_state(rank::RankSession& session, const CheckpointHosts& ho
     send_file(session, transfer.from, file, file, transfer.bytes, receives);
   }
   if (leads) {
-    if (!memory.begins_with->whole) {
-      const std::string manifest = manifest_of(folder);
-      ::unlink((folder / checkpoints::kManifestFile).c_str());  // of the shared state: it is the same file
-      patch_model(folder);
-      write_file(folder / checkpoints::kManifestFile, manifest);
+    if (memory.begins_with->kind != StateKind::kWhole) {
+      checkpoints::assemble(folder, checkpoints::read_manifest(folder).about);
     }
     if (!is_temporary) {
       const fs::path whole = checkpoints::whole_folder(in_memory, step);

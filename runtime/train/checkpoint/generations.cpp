@@ -1,13 +1,15 @@
 #include "checkpoint/generations.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <utility>
 
-#include "checkpoint/gathered_state.h"
 #include "checkpoint/own_state.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
+#include "dtrain/checkpoint/assemble.h"
 #include "dtrain/checkpoint/memory_folder.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/network.h"
@@ -48,6 +50,7 @@ Generations::Generations(rank::RankSession& session, TrainingStep& step, const C
       snapshot_(session, step, hosts_, std::move(names), visit_),
       last_time_(session.clock().monotonic()) {
   snapshot_.keep_in(*this);
+  if (!is_one_host()) parts_.emplace(session, hosts_, snapshot_);
   if (!session.memory().kept || !step.parameters().memory().on_host()) return;
   stage_ = Stage::kBegin;
   if (!is_one_host() && !step.state_is_shared()) turn_off("ranks of several hosts step by themselves (local steps)");
@@ -66,7 +69,7 @@ bool Generations::busy() {
 }
 
 bool Generations::wanted() const {
-  if (stage_ == Stage::kOff || session_.world().rank != 0 || pending_) return false;
+  if (stage_ == Stage::kOff || session_.world().rank != 0 || pending_ || is_unsettled_) return false;
   if (stage_ == Stage::kReserving) return true;
   const Nanoseconds passed = session_.clock().monotonic() - last_time_;
   return passed >= (stage_ == Stage::kBegin ? std::min(kBeforeReservation, interval()) : interval());
@@ -76,20 +79,23 @@ bool Generations::wanted() const {
 // then it gets further even if faults come every few seconds. The first does not wait for an update, either.
 Seconds Generations::interval() const {
   const auto asked = session_.experiment().recovery.seconds_between_states();
-  const Seconds usual = asked ? Seconds(*asked) : std::clamp(Seconds(cost_s_ / kShareForStates), kShortest, kLongest);
+  const Seconds by_copies(link_s_ / kShareForStates);
+  const Seconds by_cost = std::clamp(Seconds((cost_s_ + link_s_) / kShareForStates), kShortest, kLongest);
+  const Seconds usual = asked ? Seconds(*asked) : std::max(by_cost, by_copies);
   if (session_.resume_from().empty()) return usual;
   if (taken_ == 0) return Seconds(0);
   const Seconds early = kFirstAfterFault * static_cast<double>(std::int64_t{1} << std::min(taken_ - 1, 20));
-  return std::min(usual, std::max(early, Seconds(cost_s_ / kShareAfterFault)));
+  return std::min(usual, std::max(early, Seconds((cost_s_ + link_s_) / kShareAfterFault)));
 }
 
 void Generations::take(const Moment& moment) {
   if (stage_ == Stage::kBegin) return reserve();
   if (stage_ == Stage::kReserving && !connect()) return;
-  if (stage_ != Stage::kReady) return;
+  if (stage_ != Stage::kReady || is_unsettled_ || !reserve_optimizers()) return;
   last_time_ = session_.clock().monotonic();
   ++taken_;
   own_failed_ = false;
+  is_unsettled_ = !is_one_host();
   if (hosts_.is_leader()) pending_ = moment;
   const bool at_once = taken_ == 1 && !session_.resume_from().empty();
   snapshot_.take(/*at_update=*/!at_once);
@@ -98,10 +104,11 @@ void Generations::take(const Moment& moment) {
 // The first rank of each host finds out if there is room, and has a thread reserve it.
 void Generations::reserve() {
   layout_ = snapshot_.lay_out();
+  reserves_optimizer_ = !snapshot_.is_divided();
   std::string problem;
   if (hosts_.is_leader()) {
     problem = session_.memory().problem;
-    const std::size_t bytes = 2 * (snapshot_.bytes_of_model() + snapshot_.bytes_of_optimizer());
+    const std::size_t bytes = bytes_of_slots();
     const auto there = static_cast<std::size_t>(bytes_in_use());
     if (problem.empty()) problem = checkpoints::why_no_room(folder_, bytes - std::min(bytes, there));
   }
@@ -109,14 +116,17 @@ void Generations::reserve() {
   if (!problem.empty()) return turn_off(problem);
   stage_ = Stage::kReserving;
   if (!hosts_.is_leader()) return;
-  reserver_ = std::thread([this, model = snapshot_.bytes_of_model(), optimizer = snapshot_.bytes_of_optimizer()] {
-    try {
-      names_ = checkpoints::reserve_slots(folder_, model, optimizer);
-    } catch (const std::exception& error) {
-      reserve_error_ = describe(error);
-    }
-    reserved_ = true;
-  });
+  std::optional<std::size_t> reserved;
+  if (!reserves_optimizer_) reserved = layout_->optimizer().bytes() - layout_->optimizer().data_bytes();
+  reserver_ =
+      std::thread([this, reserved, model = snapshot_.bytes_of_model(), optimizer = snapshot_.bytes_of_optimizer()] {
+        try {
+          names_ = checkpoints::reserve_slots(folder_, model, optimizer, reserved);
+        } catch (const std::exception& error) {
+          reserve_error_ = describe(error);
+        }
+        reserved_ = true;
+      });
 }
 
 std::string Generations::first_problem(const std::string& key, const std::string& own) {
@@ -161,13 +171,39 @@ bool Generations::connect() {
     turn_off(problem);
     return false;
   }
+  if (parts_ && hosts_.is_leader()) parts_->connect();
   stage_ = Stage::kReady;
   if (session_.world().rank == 0) {
-    const std::size_t bytes = 2 * (snapshot_.bytes_of_model() + snapshot_.bytes_of_optimizer());
-    plan_ = {{"kept", true}, {"bytes", bytes}, {"folder", folder_.string()}};
+    plan_ = {{"kept", true}, {"bytes", bytes_of_slots()}, {"folder", folder_.string()}};
+    if (parts_) plan_["copies"] = parts_->copies();
     session_.update_plan("states_in_memory", plan_);
   }
   return true;
+}
+
+// Of both slots on this host.
+std::size_t Generations::bytes_of_slots() const {
+  std::size_t bytes = snapshot_.bytes_of_model();
+  if (reserves_optimizer_) bytes += snapshot_.bytes_of_optimizer();
+  if (parts_) bytes += static_cast<std::size_t>(checkpoints::total_bytes(parts_->files()));
+  return 2 * bytes;
+}
+
+// A strategy that is tried may divide the optimizer's state, and another one may take its place.
+bool Generations::reserve_optimizers() {
+  if (reserves_optimizer_ || snapshot_.is_divided()) return true;
+  std::string problem;
+  if (hosts_.is_leader()) {
+    try {
+      checkpoints::reserve_optimizers(folder_, names_, snapshot_.bytes_of_optimizer());
+    } catch (const SystemError& error) {
+      problem = describe(error);
+    }
+  }
+  problem = first_problem("train/states-in-memory-reserved", problem);
+  if (!problem.empty()) turn_off(problem);
+  reserves_optimizer_ = problem.empty();
+  return problem.empty();
 }
 
 // Returns why it could not; empty: it could.
@@ -176,7 +212,7 @@ std::string Generations::map_slots(const checkpoints::SlotNames& names) {
   try {
     for (const std::string& name : names.slots) {
       slots_.emplace_back(folder_, name, snapshot_.bytes_of_model(), snapshot_.bytes_of_optimizer());
-      slots_.back().prefault(share * static_cast<std::size_t>(hosts_.local_rank), share);
+      if (reserves_optimizer_) slots_.back().prefault(share * static_cast<std::size_t>(hosts_.local_rank), share);
     }
     board_.emplace(folder_);
     return {};
@@ -188,6 +224,7 @@ std::string Generations::map_slots(const checkpoints::SlotNames& names) {
 void Generations::turn_off(const std::string& why) {
   stage_ = Stage::kOff;
   slots_.clear();
+  parts_.reset();
   if (session_.world().rank != 0) return;
   session_.log()->warn("no training states are kept in memory: {}; after a fault the run goes on from a checkpoint",
                        why);
@@ -213,22 +250,65 @@ checkpoints::GenerationFiles Generations::files_of(const Moment& moment) const {
 void Generations::complete() {
   const std::uint64_t number = snapshot_.number();
   if (!board_->all_written(number)) return;
+  if (parts_) {
+    const std::string& slot_name = names_.slots[static_cast<std::size_t>(names_.turn)];
+    const bool at_once = !session_.resume_from().empty() && interval() < kShortest;
+    if (!parts_->copies_ended(folder_ / slot_name, at_once)) return;
+  }
   const Moment moment = *std::exchange(pending_, std::nullopt);
-  cost_s_ = snapshot_.copy_seconds();
-  const bool is_whole = completes_ && !snapshot_.spoiled() && !board_->any_failed(number);
+  if (!parts_) cost_s_ = snapshot_.copy_seconds();
+  const bool is_whole = !snapshot_.spoiled() && !board_->any_failed(number);
   if (!is_whole || !board_->begin_completion()) return;
   try {
     checkpoints::GenerationFiles files = files_of(moment);
-    files.state = session_.world().rank == 0 ? to_line(snapshot_.values()) : state_of_rank_0_;
-    for (const checkpoints::FileImage& file : snapshot_.files()) files.files.push_back({file.name, file.bytes, {}});
-    checkpoints::complete_generation(folder_, names_, files);
-    board_->set(names_.turn, names_.newest);
+    if (parts_) {
+      files.files = shared_files();
+      parts_->complete(folder_, names_, *board_, std::move(files));
+    } else {
+      files.state = to_line(snapshot_.values());
+      for (const checkpoints::FileImage& file : snapshot_.files()) files.files.push_back({file.name, file.bytes, {}});
+      checkpoints::complete_generation(folder_, names_, files);
+      board_->set(names_.turn, names_.newest);
+    }
     board_->end_completion(/*by_survivor=*/false);
   } catch (const std::exception& error) {
     board_->end_completion(/*by_survivor=*/false);
-    completes_ = false;
-    if (session_.world().rank == 0) stage_ = Stage::kOff;  // the others follow, because rank 0 alone asks for states
-    session_.log()->warn("no further training states are kept in the memory of this host: {}", describe(error));
+    // The others follow: rank 0 alone asks for states, and hosts tell each other what they have.
+    parts_ ? parts_->fail() : void(stage_ = Stage::kOff);
+    session_.log()->warn("no further training states are kept in memory: {}", describe(error));
+  }
+}
+
+std::vector<checkpoints::ManifestFile> Generations::shared_files() const {
+  return {{checkpoints::kModelFile, snapshot_.bytes_of_model(), {}},
+          {checkpoints::kOptimizerFile, snapshot_.bytes_of_optimizer(), {}}};
+}
+
+// A state is given up on all hosts, or on none. If one cannot keep any more, none does.
+void Generations::settle() {
+  if (!is_unsettled_ || stage_ != Stage::kReady) return;
+  is_unsettled_ = false;
+  const HostParts::Outcome outcome = parts_->settle(folder_, names_, *board_);
+  cost_s_ = outcome.copy_s;
+  link_s_ = outcome.link_s;
+  if (!outcome.can_go_on) {
+    return turn_off("a host cannot keep its part of a state any more, or has lost its connection for copies");
+  }
+  if (outcome.is_whole) tell_of_copies();
+}
+
+// Rank 0. The plan is written again when the interval has changed much.
+void Generations::tell_of_copies() {
+  if (session_.world().rank != 0) return;
+  const double now = std::max(interval().count(), 0.001);
+  if (told_interval_s_ > 0 && now < 2 * told_interval_s_ && told_interval_s_ < 2 * now) return;
+  told_interval_s_ = now;
+  plan_["copied_bytes"] = parts_->bytes_sent();
+  plan_["copied_s"] = link_s_;
+  plan_["interval_s"] = now;
+  try {
+    session_.update_plan("states_in_memory", plan_);
+  } catch (const SystemError&) {  // a disk that is full ends no run
   }
 }
 
@@ -240,19 +320,30 @@ std::byte* Generations::data() const {
   return slot().data();
 }
 
-void Generations::write_own(int rank, std::span<const std::byte> file) {
-  const std::string name = checkpoints::rank_file(rank);
+void Generations::write_own(std::span<const std::byte> file, const std::optional<FileImage>& moments) {
+  const int rank = session_.world().rank;
   try {
-    slot().write_file(name, as_text(file));
-    if (rank != 0 || session_.world().rank == 0) return;
-    const std::string& slot_name = names_.slots[static_cast<std::size_t>(board_->turn())];
-    state_of_rank_0_ = take_from_rank_0(folder_ / slot_name / name, [&](const std::string& buffer, std::size_t) {
-      return snapshot_.place_in_model(buffer);
-    });
+    slot().write_file(checkpoints::rank_file(rank), as_text(file));
+    if (moments) write_moments(*moments);
   } catch (const Error& error) {
     own_failed_ = true;
     session_.log()->warn("rank {}'s part of the training state in memory cannot be written: {}", rank, describe(error));
   }
+}
+
+// The file of the state before the last one is written over: its pages are there already.
+void Generations::write_moments(const FileImage& moments) const {
+  const std::string name = checkpoints::moments_file(session_.world().rank);
+  const UniqueFd file = slot().open_file(name, moments.bytes());
+  const auto write = [&](std::string_view bytes) {
+    if (write_all(file.get(), bytes) != bytes.size()) throw SystemError("cannot write into memory: " + name, errno);
+  };
+  std::vector<std::byte> header(moments.bytes() - moments.data_bytes());
+  moments.write_header(header.data());
+  write(as_text(header));
+  moments.for_each([&](const std::string&, const at::Tensor& value) {
+    write({static_cast<const char*>(value.const_data_ptr()), value.nbytes()});
+  });
 }
 
 void Generations::mark_written(std::uint64_t number) {
@@ -316,7 +407,8 @@ std::optional<std::int64_t> Generations::save_as_survivor() {
     published.push_back(*found);
   }
   if (!board_->begin_completion()) return std::nullopt;
-  if (board_->newest() >= batch) {
+  // A part that is complete here may be one of a whole state. Where it is not, survivors of another host save.
+  if (board_->newest() >= batch || board_->has_unsettled()) {
     board_->end_completion(/*by_survivor=*/false);
     return std::nullopt;
   }
@@ -331,8 +423,7 @@ std::optional<std::int64_t> Generations::save_as_survivor() {
   const int cores = static_cast<int>(std::thread::hardware_concurrency()) * session_.world().local_size;
   snapshot_.copy_all_now(std::clamp(cores, 1, kMostThreads));
   checkpoints::GenerationFiles files = files_of({batch, published.front().epoch});
-  files.files = {{checkpoints::kModelFile, snapshot_.bytes_of_model(), {}},
-                 {checkpoints::kOptimizerFile, snapshot_.bytes_of_optimizer(), {}}};
+  files.files = shared_files();
   std::vector<std::vector<std::byte>> bytes;
   std::vector<checkpoints::OwnFile> own;
   // With several hosts no rank has what all of them have published.

@@ -5,9 +5,12 @@
 // then writes the state of the last batch: parameters and optimizer state are its own, the rest is what all have
 // published. Training thread.
 //
-// With several hosts each has its own folder, board and slots, and all of every state that is taken by the clock.
-// Survivors on each host save what all ranks have alike; what the ranks have published stays on the boards, and the
-// next ranks put both together (gathered_state.h).
+// With several hosts each has its own folder, board and slots. A state that is taken by the clock is in parts: each
+// host has what all ranks have alike and what is its own ranks' own, and sends the latter to the next hosts while
+// training goes on (host_parts.h). Once every host has told the others that its part is complete and its copies are
+// there, the state is settled, and the one before it is given up: so the hosts have all parts of one state at any time.
+// Survivors on each host save what all ranks have alike; what the ranks have published stays on the boards. The next
+// ranks put parts, or both of these, together (gathered_state.h).
 #pragma once
 
 #include <atomic>
@@ -21,6 +24,7 @@
 #include <thread>
 #include <vector>
 
+#include "checkpoint/host_parts.h"
 #include "checkpoint/own_state.h"
 #include "checkpoint/snapshot.h"
 #include "dtrain/base/json.h"
@@ -44,6 +48,8 @@ class Generations final : private KeptMemory {
   struct Moment {
     std::int64_t batch = 0, epoch = 0;
   };
+  // When all are free: settles the last state, where that has not been done. Collective.
+  void settle();
   // When all are free and rank 0 wants a state: takes one, or makes a step towards the first. Collective.
   void take(const Moment& moment);
   // True while an update is to copy a part of the last state; finish_copy() copies that part now. The same on all
@@ -69,6 +75,11 @@ class Generations final : private KeptMemory {
   // Returns the first rank's problem that has one. Collective.
   std::string first_problem(const std::string& key, const std::string& own);
   void complete();
+  std::vector<checkpoints::ManifestFile> shared_files() const;
+  std::size_t bytes_of_slots() const;
+  // Reserves memory for the optimizer's state on each host, if ranks do not divide it any more. Collective then.
+  bool reserve_optimizers();
+  void tell_of_copies();
   std::chrono::duration<double> interval() const;
   // Rank 0: says in the plan if survivors can save a state. Empty: they can.
   void tell_of_survivors(const std::string& why_not);
@@ -77,8 +88,9 @@ class Generations final : private KeptMemory {
   std::int64_t bytes_in_use() const;
 
   std::byte* data() const override;
-  void write_own(int rank, std::span<const std::byte> file) override;
+  void write_own(std::span<const std::byte> file, const std::optional<FileImage>& moments) override;
   void mark_written(std::uint64_t number) override;
+  void write_moments(const FileImage& moments) const;
   const checkpoints::GenerationSlot& slot() const;
 
   rank::RankSession& session_;
@@ -88,6 +100,7 @@ class Generations final : private KeptMemory {
   const CheckpointHosts hosts_;
   const std::filesystem::path folder_;
   Snapshot snapshot_;
+  std::optional<HostParts> parts_;  // with several hosts
 
   Stage stage_ = Stage::kOff;
   std::optional<StateImage> layout_;
@@ -96,16 +109,20 @@ class Generations final : private KeptMemory {
   std::optional<Moment> pending_;  // a leader: of the state that is not complete yet
   bool own_failed_ = false;        // this rank could not write its own file of the last state
   Nanoseconds last_time_{0};
-  double cost_s_ = 0;  // of the last state, on this rank
+  // Of the last state: for how long copying has held up training, on this rank or with several hosts the most of any;
+  // and for how long its copies were on their way to other hosts.
+  double cost_s_ = 0, link_s_ = 0;
   int taken_ = 0;
 
   // A leader: the slots' names, and the thread that reserves their memory.
   checkpoints::SlotNames names_;
-  bool completes_ = true;        // false: a state could not be completed here
-  std::string state_of_rank_0_;  // on other hosts than rank 0's: state.json of the next state
   std::string reserve_error_;
   std::atomic<bool> reserved_{false};
   std::thread reserver_;
+
+  // The same on all ranks: if memory is reserved for all of the optimizer's state, and if the last part is not settled.
+  bool reserves_optimizer_ = true, is_unsettled_ = false;
+  double told_interval_s_ = 0;
 
   // Publications.
   std::optional<std::int64_t> batch_of_parameters_;

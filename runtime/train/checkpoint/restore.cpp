@@ -359,7 +359,7 @@ StateReader::File* StateReader::file(const std::string& name) {
 StateReader::File& StateReader::own(int rank) {
   File& opened = *file(checkpoints::rank_file(rank));
   if (!opened.values.is_null()) return opened;
-  const auto& entry = opened.file.at(std::string(kValuesName));
+  const auto& entry = opened.file.at(std::string(checkpoints::kValuesName));
   std::string text(entry.bytes, ' ');
   opened.file.read(entry, {reinterpret_cast<std::byte*>(text.data()), text.size()});
   opened.values = Json::parse(text);

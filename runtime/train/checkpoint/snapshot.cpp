@@ -11,6 +11,7 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/unix_socket.h"
+#include "dtrain/checkpoint/assemble.h"
 #include "exchange/updater.h"
 #include "model/tensor_memory.h"
 
@@ -106,15 +107,45 @@ void Snapshot::reserve() {
   if (hosts_.saves()) prefault(image, ranges);
 }
 
-std::vector<std::int64_t> Snapshot::sizes_of_own(const StateImage& image) {
-  const auto rank = static_cast<std::size_t>(session_.world().rank);
-  std::vector<std::int64_t> sizes(static_cast<std::size_t>(session_.world().size) + 1);
+// A stretch of a parameter's elements in memory is one of its file if the parameter is contiguous. The optimizer's file
+// also has the parameters that are left out of the model's.
+bool Snapshot::is_divided() const {
+  const bool has_stretches = names_.left_out.empty() && all_contiguous(step_.parameters());
+  return kept_ && hosts_.hosts > 1 && has_stretches && step_.divided_state();
+}
+
+std::optional<FileImage> Snapshot::own_moments() const {
+  if (!is_divided()) return std::nullopt;
+  const auto ranges = step_.divided_state();
+  FlatOptimizer& optimizer = step_.optimizer();
+  const std::vector<std::string> names = optimizer.state_names();
+  FileImage image;
+  for_each_part(*ranges, [&](const FlatRange& part, const FlatParameters::Parameter& parameter, std::size_t) {
+    // The padding after a parameter is not in the optimizer's file.
+    const std::int64_t end = std::min(part.end, parameter.offset + parameter.tensor.numel());
+    if (part.begin >= end) return;
+    for (std::size_t s = 0; s < names.size(); ++s) {
+      image.add(checkpoints::moments_name(names[s] + "/" + parameter.name, part.begin - parameter.offset),
+                optimizer.state_slice({part.group, part.begin, end}, s));
+    }
+  });
+  image.lay_out();
+  return image;
+}
+
+std::vector<std::int64_t> Snapshot::sizes_of_own(const StateImage& image, const std::optional<FileImage>& moments) {
+  const auto rank = static_cast<std::size_t>(session_.world().rank),
+             ranks = static_cast<std::size_t>(session_.world().size);
+  std::vector<std::int64_t> sizes(2 * ranks + 1);
   sizes[rank] = static_cast<std::int64_t>(image.own().bytes());
+  sizes[ranks + rank] = moments ? static_cast<std::int64_t>(moments->bytes()) : 0;
   // The savers of all hosts know by rank 0's time that they write the same snapshot.
   if (rank == 0) sizes.back() = session_.clock().wall().count();
   session_.communicator().all_reduce(sizes.data(), sizes.size(), comm::DataType::kInt64).wait();
   taken_ = Nanoseconds(sizes.back());
-  sizes.pop_back();
+  own_sizes_.clear();
+  for (std::size_t r = 0; r < ranks; ++r) own_sizes_.push_back({sizes[r], sizes[ranks + r]});
+  sizes.resize(ranks);
   return sizes;
 }
 
@@ -140,7 +171,7 @@ StateImage Snapshot::lay_out() {
   StateImage image({.rank = session_.world().rank, .shared = step_.state_is_shared(), .later = true, .names = names_},
                    visit_);
   note_places(image);
-  const std::vector<std::int64_t> sizes = sizes_of_own(image);
+  const std::vector<std::int64_t> sizes = sizes_of_own(image, own_moments());
   largest_own_ = static_cast<std::size_t>(*std::max_element(sizes.begin(), sizes.end()));
   return image;
 }
@@ -185,7 +216,7 @@ void Snapshot::prefault(const StateImage& image, const std::optional<std::vector
     return;
   }
   // The headers and the padding between the files make a difference of a few pages only.
-  const auto [first, last] = even_stretch(image);
+  const auto [first, last] = even_stretch(image.model().data_bytes() + image.optimizer().data_bytes());
   memory_->prefault(first, std::min(last, shared_bytes_) - first);
 }
 
@@ -204,25 +235,30 @@ void Snapshot::take(bool at_update) {
   if (!begun) complete_now();
   const auto ranges = at_update || begun || !on_host() ? own_ranges() : std::nullopt;
   const int rank = session_.world().rank;
-  const StateImage image(
-      {.rank = rank, .shared = step_.state_is_shared(), .later = ranges.has_value(), .names = names_}, visit_);
-  const std::vector<std::int64_t> sizes = sizes_of_own(image);
+  const std::optional<FileImage> moments = own_moments();
+  const StateImage image({.rank = rank,
+                          .shared = step_.state_is_shared(),
+                          .later = ranges.has_value(),
+                          .divided = moments.has_value(),
+                          .names = names_},
+                         visit_);
+  const std::vector<std::int64_t> sizes = sizes_of_own(image, moments);
   fit(image, sizes);
   values_ = image.values();
   name_files(image, sizes);
   ++number_;
   told_ = false;
   if (hosts_.saves()) {
-    if (hosts_.host == 0) write_shared(image);
+    if (hosts_.host == 0) write_shared(image, moments.has_value());
     if (ranges && !on_host()) copy_from_device(*ranges);
-    write_own(image);
+    write_own(image, moments);
   }
   // The strategy or the buckets may have changed with the last update: then its copies are made again.
   auto whole = ranges && on_host() ? make_copy(*ranges, /*in_two=*/false) : nullptr;
   if (!begun || !copy_ || !whole || !copy_->copies_same(*whole)) copy_ = std::move(whole);
   step_.optimizer().copy_at_next_steps(copy_);
   from_device_.hand_over();
-  if (!hosts_.folder_is_shared) send_own(image, sizes);
+  if (!hosts_.folder_is_shared && !kept_) send_own(image, sizes);
   if (!at_update) complete_now();
   copy_s_ = to_seconds(session_.clock().monotonic() - began) - from_device_.seconds();
 }
@@ -260,55 +296,50 @@ double Snapshot::copy_seconds() const {
   return copy_s_ + (copy_ ? copy_->seconds() : 0) + from_device_.seconds();
 }
 
-// The ranks of host 0 divide the bytes evenly. Rank 0 writes values that ranks do not share.
-void Snapshot::write_shared(const StateImage& image) {
+// The ranks of host 0 divide the bytes evenly. Rank 0 writes values that ranks do not share. `divided`: the optimizer's
+// file gets its header alone.
+void Snapshot::write_shared(const StateImage& image, bool divided) {
   std::byte* const model = shared();
   std::byte* const optimizer = model + pages(image.model().bytes());
   if (hosts_.is_leader()) {
     image.model().write_header(model);
     image.optimizer().write_header(optimizer);
   }
-  const std::size_t in_model = image.model().data_bytes();
-  const auto [first, last] = even_stretch(image);
+  const std::size_t in_model = image.model().data_bytes(), in_optimizer = image.optimizer().data_bytes();
+  const auto [first, last] = even_stretch(in_model + (divided ? 0 : in_optimizer));
   const bool is_first = session_.world().rank == 0;
   image.model().write_data(model, std::min(first, in_model), std::min(last, in_model), is_first, from_device_);
   image.optimizer().write_data(optimizer, std::max(first, in_model) - in_model, std::max(last, in_model) - in_model,
                                is_first, from_device_);
 }
 
-std::pair<std::size_t, std::size_t> Snapshot::even_stretch(const StateImage& image) const {
-  const std::size_t all = image.model().data_bytes() + image.optimizer().data_bytes();
+std::pair<std::size_t, std::size_t> Snapshot::even_stretch(std::size_t all) const {
   const std::size_t ranks = hosts_.ranks_here.size();
   const auto place = static_cast<std::size_t>(hosts_.local_rank);
   return {all / ranks * place, place + 1 == ranks ? all : all / ranks * (place + 1)};
 }
 
-void Snapshot::write_own(const StateImage& image) {
-  if (kept_) return kept_->write_own(session_.world().rank, image.own().file());
+void Snapshot::write_own(const StateImage& image, const std::optional<FileImage>& moments) {
+  if (kept_) return kept_->write_own(image.own().file(), moments);
   const int region = hosts_.folder_is_shared ? hosts_.local_rank : session_.world().rank;
   std::byte* const own = memory_->data() + own_offset(region);
   image.own().write_header(own);
   image.own().write_data(own, 0, image.own().data_bytes(), /*is_first=*/false, from_device_);
 }
 
-// Ranks of hosts that do not see the folder send their files to rank 0's host. Where each host keeps a state, all hosts
-// get the files of all.
+// Ranks of hosts that do not see the folder send their files to rank 0's host.
 void Snapshot::send_own(const StateImage& image, const std::vector<std::int64_t>& sizes) {
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    if (hosts_.host_of[i] == 0 && !kept_) continue;
+    if (hosts_.host_of[i] == 0) continue;
     const int rank = static_cast<int>(i);
     std::vector<std::byte> bytes =
         rank == session_.world().rank ? image.own().file() : std::vector<std::byte>(static_cast<std::size_t>(sizes[i]));
     session_.communicator().broadcast(bytes.data(), bytes.size(), comm::DataType::kUint8, rank).wait();
-    if (!kept_ && session_.world().rank == 0)
-      std::memcpy(memory_->data() + own_offset(rank), bytes.data(), bytes.size());
-    if (kept_ && hosts_.is_leader() &&
-        hosts_.host_of[i] != hosts_.host_of[static_cast<std::size_t>(session_.world().rank)])
-      kept_->write_own(rank, bytes);
+    if (session_.world().rank == 0) std::memcpy(memory_->data() + own_offset(rank), bytes.data(), bytes.size());
   }
 }
 
-// Calls `each` with the intersection of a range and a parameter, the parameter, and the place of its file bytes.
+// Calls `each` with the intersection of a range and a parameter, the parameter, and the bytes of it before that part.
 void Snapshot::for_each_part(const std::vector<FlatRange>& ranges, const PartVisitor& each) const {
   const FlatParameters& parameters = step_.parameters();
   for (const FlatRange& range : ranges) {
@@ -319,7 +350,7 @@ void Snapshot::for_each_part(const std::vector<FlatRange>& ranges, const PartVis
       const std::int64_t end = std::min(range.end, parameter.offset + parameter.padded);
       if (begin >= end) continue;
       const auto size = static_cast<std::size_t>(parameters.groups()[range.group].element_size);
-      each({range.group, begin, end}, parameter, shared() + static_cast<std::size_t>(begin - parameter.offset) * size);
+      each({range.group, begin, end}, parameter, static_cast<std::size_t>(begin - parameter.offset) * size);
     }
   }
 }
@@ -333,7 +364,8 @@ std::shared_ptr<UpdateCopy> Snapshot::make_copy(const std::vector<FlatRange>& ra
   auto copy = std::make_shared<UpdateCopy>(in_two);
   FlatOptimizer& optimizer = step_.optimizer();
   const std::vector<std::string> names = optimizer.state_names();
-  for_each_part(ranges, [&](const FlatRange& part, const FlatParameters::Parameter& parameter, std::byte* to) {
+  for_each_part(ranges, [&](const FlatRange& part, const FlatParameters::Parameter& parameter, std::size_t before) {
+    std::byte* const to = shared() + before;
     const auto& group = step_.parameters().groups()[part.group];
     std::vector<UpdateCopy::Piece> pieces{{FlatMemory::address(group.values, part.begin), to + place_of(parameter)}};
     for (std::size_t s = 0; s < names.size(); ++s) {
@@ -351,7 +383,8 @@ void Snapshot::copy_from_device(const std::vector<FlatRange>& ranges) {
   const at::NoGradGuard no_grad;
   FlatOptimizer& optimizer = step_.optimizer();
   const std::vector<std::string> names = optimizer.state_names();
-  for_each_part(ranges, [&](const FlatRange& part, const FlatParameters::Parameter& parameter, std::byte* to) {
+  for_each_part(ranges, [&](const FlatRange& part, const FlatParameters::Parameter& parameter, std::size_t before) {
+    std::byte* const to = shared() + before;
     // The padding after a parameter is not in the file.
     const std::int64_t elements = std::min(part.end, parameter.offset + parameter.tensor.numel()) - part.begin;
     if (elements <= 0) return;

@@ -50,7 +50,8 @@ class KeptMemory {
  public:
   virtual ~KeptMemory() = default;
   virtual std::byte* data() const = 0;  // of the shared files of the next state
-  virtual void write_own(int rank, std::span<const std::byte> file) = 0;
+  // What is this rank's own. `moments`: where ranks have divided the optimizer's state, this rank's stretches of it.
+  virtual void write_own(std::span<const std::byte> file, const std::optional<FileImage>& moments) = 0;
   virtual void mark_written(std::uint64_t number) = 0;
 };
 
@@ -65,6 +66,15 @@ class Snapshot {
   // Finds the places of the shared files' tensors, and returns the image. Collective.
   StateImage lay_out();
   std::size_t largest_own() const { return largest_own_; }  // bytes of a rank's own file, at lay_out()
+  // True if the next snapshot has the optimizer's state in stretches, in a file of each rank, where each of several
+  // hosts keeps its part alone. The same on all ranks.
+  bool is_divided() const;
+  // Bytes of each rank's files of the last snapshot, or at lay_out(): its own, and its stretches of the optimizer's
+  // state, of which there are none (0) where ranks have all of it.
+  struct OwnSizes {
+    std::int64_t own = 0, moments = 0;
+  };
+  const std::vector<OwnSizes>& own_sizes() const { return own_sizes_; }
   std::size_t bytes_of_model() const { return model_bytes_; }
   std::size_t bytes_of_optimizer() const { return optimizer_bytes_; }
   // True while an update is to copy a part of the last snapshot. The same on all ranks.
@@ -104,17 +114,19 @@ class Snapshot {
 
  private:
   void make_memory(std::size_t shared_bytes, std::size_t largest_own);
-  // Returns the bytes of every rank's own file. Collective.
-  std::vector<std::int64_t> sizes_of_own(const StateImage& image);
+  // Returns the bytes of every rank's own file, and notes own_sizes(). Collective.
+  std::vector<std::int64_t> sizes_of_own(const StateImage& image, const std::optional<FileImage>& moments = {});
+  // This rank's stretches, if is_divided().
+  std::optional<FileImage> own_moments() const;
   // Makes the memory unless the image fits into the present one.
   void fit(const StateImage& image, const std::vector<std::int64_t>& sizes);
   // This rank's stretch of the shared files if they are divided evenly: offsets from the first tensor's begin.
-  std::pair<std::size_t, std::size_t> even_stretch(const StateImage& image) const;
+  std::pair<std::size_t, std::size_t> even_stretch(std::size_t bytes) const;
   void prefault(const StateImage& image, const std::optional<std::vector<FlatRange>>& ranges) const;
-  void write_shared(const StateImage& image);
-  void write_own(const StateImage& image);
+  void write_shared(const StateImage& image, bool divided);
+  void write_own(const StateImage& image, const std::optional<FileImage>& moments);
   void send_own(const StateImage& image, const std::vector<std::int64_t>& sizes);
-  using PartVisitor = std::function<void(const FlatRange&, const FlatParameters::Parameter&, std::byte*)>;
+  using PartVisitor = std::function<void(const FlatRange&, const FlatParameters::Parameter&, std::size_t)>;
   void for_each_part(const std::vector<FlatRange>& ranges, const PartVisitor& each) const;
   // Returns the offset of the parameter's values in the memory.
   std::size_t place_of(const FlatParameters::Parameter& parameter) const;
@@ -142,6 +154,7 @@ class Snapshot {
   // Offsets of the two shared files' tensors in the memory; the same in all snapshots of a run.
   std::map<std::string, std::size_t> in_model_, in_optimizer_;
   std::size_t model_bytes_ = 0, optimizer_bytes_ = 0, largest_own_ = 0;
+  std::vector<OwnSizes> own_sizes_;
   std::uint64_t number_ = 0;
   Nanoseconds taken_{0};
   std::vector<checkpoints::FileImage> files_;

@@ -82,7 +82,7 @@ class StateImage::Collector final : public StateVisitor {
  public:
   Collector(StateImage& image, const Options& options) : image_(image), options_(options) {}
   bool replaces() const override { return false; }
-  bool needs_whole() const override { return !options_.later; }
+  bool needs_whole() const override { return !options_.later && !options_.divided; }
 
  protected:
   void on_tensor(const std::string& path, at::Tensor value) override {
@@ -105,7 +105,7 @@ class StateImage::Collector final : public StateVisitor {
       image_.fixed_.push_back(name_behind(state_path::kFrozen));
       own = false;
     } else if (path.starts_with(state_path::kOptimizer)) {
-      image_.optimizer_.add(name_behind(state_path::kOptimizer), value, writers);
+      image_.optimizer_.add(name_behind(state_path::kOptimizer), value, options_.divided ? Writers::kNone : writers);
     } else {
       if (path.starts_with(state_path::kBuffers) && !left_out(name_behind(state_path::kBuffers))) {
         image_.model_.add(name_behind(state_path::kBuffers), value, Writers::kFirst);
@@ -136,7 +136,7 @@ StateImage::StateImage(const Options& options, const std::function<void(StateVis
   const std::string text = values_.dump();
   const at::Tensor bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::TensorOptions().dtype(at::kByte));
   std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
-  own_.add(std::string(kValuesName), bytes);
+  own_.add(std::string(checkpoints::kValuesName), bytes);
   own_.lay_out();
   if (options.own_alone) return;
   model_.lay_out();

@@ -21,6 +21,7 @@
 #include <c10/core/Event.h>
 
 #include "dtrain/base/json.h"
+#include "dtrain/checkpoint/assemble.h"
 #include "dtrain/train/trial_state.h"
 #include "state_visitor.h"
 
@@ -60,7 +61,7 @@ class DeviceCopies {
 namespace state_path {
 inline constexpr std::string_view kParameters = "step/parameters/";
 inline constexpr std::string_view kFrozen = "step/model/frozen/";
-inline constexpr std::string_view kBuffers = "step/model/buffers/";
+inline constexpr std::string_view kBuffers = checkpoints::kBuffersOfRank;
 inline constexpr std::string_view kOptimizer = "step/optimizer/";
 inline constexpr std::string_view kMetricSums = "metrics/sums";
 inline constexpr std::string_view kTrial = "trial/";
@@ -70,9 +71,6 @@ inline constexpr std::string_view kCallbacks = "callbacks/";
 
 // The beginning of names of parameters in optimizer.safetensors: those that are no part of the model's weights.
 inline constexpr std::string_view kLeftOutParameter = "parameters/";
-
-// The tensor of a rank's file that holds numbers and texts.
-inline constexpr std::string_view kValuesName = "values";
 
 // One file: its header, and the place of each tensor's bytes behind the header.
 class FileImage {
@@ -129,6 +127,7 @@ class StateImage {
     int rank = 0;
     bool shared = true;      // all ranks hold the same parameters and optimizer state
     bool later = false;      // parameters and optimizer state are copied by their ranges
+    bool divided = false;    // ranks hold optimizer state of their own parts alone, which is written elsewhere
     bool own_alone = false;  // what is visited is the rank's own: own() and values() alone
     TensorNames names;
   };

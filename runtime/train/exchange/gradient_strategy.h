@@ -89,6 +89,8 @@ class GradientStrategy {
   virtual std::optional<std::vector<FlatRange>> copied_ranges() const { return std::nullopt; }
   // True if every rank has all parameters and optimizer state after each update, and nothing else that matters later.
   virtual bool every_rank_has_all() const { return false; }
+  // The ranges whose optimizer state is right on this rank; empty, on all ranks alike: all of it is.
+  virtual std::optional<std::vector<FlatRange>> divided_state() const { return std::nullopt; }
   // Gives every rank the whole optimizer state, so that another strategy can go on. Collective.
   virtual void complete_state() {}
   // Copies one tensor of the optimizer state (by its index) for each group, complete on every rank; empty: every rank

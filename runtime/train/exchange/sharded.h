@@ -46,6 +46,9 @@ class Sharded final : public GradientStrategy {
   std::optional<std::vector<FlatRange>> copied_ranges() const override {
     return std::vector<FlatRange>(updater_.own().begin(), updater_.own().end());
   }
+  std::optional<std::vector<FlatRange>> divided_state() const override {
+    return !one_copy_ && state_is_divided_ ? copied_ranges() : std::nullopt;
+  }
   void complete_state() override;
   std::vector<at::Tensor> gather_state(std::size_t index) override;
   void begin_visit() override;

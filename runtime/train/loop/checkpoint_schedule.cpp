@@ -106,8 +106,10 @@ void CheckpointSchedule::publish_own() {
 }
 
 void CheckpointSchedule::take_generation_if_due() {
-  if (!in_memory_ || !step_.generation_wanted() || step_.generation_busy() || taken_->awaits_update()) return;
+  if (!in_memory_ || step_.generation_busy()) return;
   if (position_.batches - last_generation_ < step_.announcement_rounds()) return;
+  in_memory_->settle();
+  if (!step_.generation_wanted() || taken_->awaits_update()) return;
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kCheckpoint);
   in_memory_->take({position_.batches, position_.epoch});
   last_generation_ = position_.batches;

@@ -172,6 +172,8 @@ class ExchangeMode final : public StepMode, private CapturableStep {
     return picker_.strategy().copied_ranges();
   }
 
+  std::optional<std::vector<FlatRange>> divided_state() const override { return picker_.strategy().divided_state(); }
+
   bool has_all() const override {
     return picker_.strategy().every_rank_has_all() && parts_.parameters.memory().on_host() && copied_ranges() &&
            !parts_.watch.any_written();

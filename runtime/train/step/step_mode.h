@@ -199,6 +199,8 @@ class StepMode {
   // together cover everything once. In host memory an update may copy them (UpdateCopy). Empty, on all ranks alike: a
   // rank must copy everything.
   virtual std::optional<std::vector<FlatRange>> copied_ranges() const { return std::nullopt; }
+  // As GradientStrategy::divided_state().
+  virtual std::optional<std::vector<FlatRange>> divided_state() const { return std::nullopt; }
 };
 
 }  // namespace dtrain::train

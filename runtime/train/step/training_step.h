@@ -114,6 +114,8 @@ class TrainingStep : private CapturableStep {
   bool has_all() const { return mode_->has_all(); }
   // As StepMode::copied_ranges().
   std::optional<std::vector<FlatRange>> copied_ranges() const { return mode_->copied_ranges(); }
+  // As StepMode::divided_state().
+  std::optional<std::vector<FlatRange>> divided_state() const { return mode_->divided_state(); }
   // While this object lives, the model's tensors hold the values that training updates, in their type. Between two
   // batches.
   FlatParameters::ValuesInModel values_in_model() {

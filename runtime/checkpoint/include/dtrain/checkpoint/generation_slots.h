@@ -4,6 +4,9 @@
 //
 // A state is complete when its manifest is there and its folder has its name, which it does last. Until then the
 // folder has a name that no reader looks at. So a process that dies leaves no half state, and no checksum is needed.
+//
+// With several hosts a slot has this host's part of a state (host_states.h). The part before it stays until all hosts
+// have told each other that theirs are complete: then the new one is settled, and the slots change their turns.
 #pragma once
 
 #include <cstddef>
@@ -47,6 +50,9 @@ class GenerationBoard {
   int turn() const;
   std::int64_t newest() const;
   void set(int turn, std::int64_t newest) const;
+  // True while the slot whose turn it is has a complete part that is not settled. Survivors leave it as it is.
+  bool has_unsettled() const;
+  void set_unsettled(bool unsettled) const;
 
   // Exclusion of completions. begin_completion() is false while another process completes a state, and for ever after
   // survivors have written one.
@@ -93,6 +99,9 @@ class GenerationSlot {
   void prefault(std::size_t offset, std::size_t bytes) const;
   // Writes a file of this slot's folder. SystemError.
   void write_file(const std::string& name, std::string_view bytes) const;
+  // Opens a file of this slot's folder to be written over, with so many bytes. No other process may write it.
+  // SystemError.
+  UniqueFd open_file(const std::string& name, std::size_t bytes) const;
   int folder() const { return folder_.get(); }
 
  private:
@@ -113,7 +122,12 @@ SlotNames slot_names_of(const Json& json);
 
 // The leader: finds the two slots of these sizes that an earlier attempt has left, or makes them, and reserves their
 // memory, which takes time. Removes what cannot be used, but no newest whole state. SystemError: there is not enough.
-SlotNames reserve_slots(const std::filesystem::path& folder, std::size_t model_bytes, std::size_t optimizer_bytes);
+// `reserved_of_optimizer`: where ranks keep their optimizer state in files of their own, the bytes at the beginning of
+// the optimizer's file that are written all the same.
+SlotNames reserve_slots(const std::filesystem::path& folder, std::size_t model_bytes, std::size_t optimizer_bytes,
+                        std::optional<std::size_t> reserved_of_optimizer = {});
+// Reserves all of the optimizer's files after all.
+void reserve_optimizers(const std::filesystem::path& folder, const SlotNames& names, std::size_t optimizer_bytes);
 
 struct GenerationFiles {
   About about;
@@ -123,6 +137,13 @@ struct GenerationFiles {
 // The leader: completes the state in the slot whose turn it is, and makes the other slot ready for the next one.
 // SystemError: the state is not there. begin_completion() has returned true.
 void complete_generation(const std::filesystem::path& folder, SlotNames& names, const GenerationFiles& files);
+
+// The same of this host's part, which is not settled yet: the other slot stays as it is. `files` has no state.json.
+void complete_part(const std::filesystem::path& folder, SlotNames& names, const GenerationFiles& files);
+// All hosts have completed their parts of this state: the other slot becomes ready for the next one. SystemError.
+void settle_part(const std::filesystem::path& folder, SlotNames& names, std::int64_t step);
+// A host has not: this host's part, which may be complete, does not count, and its slot is written again. SystemError.
+void drop_part(const std::filesystem::path& folder, SlotNames& names);
 
 // A survivor of another rank's death: makes a state of the shared files in that slot's folder and of the ranks' own
 // files. Without these, where other hosts have ranks, it is a shared state (host_states.h). SystemError.

@@ -7,6 +7,7 @@
 //     step-120/       a whole state, as a checkpoint (checkpoint.h); its manifest and its name are its completion mark
 //     .slot-…/        memory for the next state (generation_slots.h)
 //     .board          what the ranks of the host say to each other of the states
+//     .part-step-…/   this host's part of a state that several hosts have together (host_states.h)
 //     .shared-step-…/ what all ranks have alike, where survivors of several hosts have saved it (host_states.h)
 #pragma once
 
@@ -31,8 +32,12 @@ std::filesystem::path memory_folder_of(const std::filesystem::path& run, int hos
 // Returns the newest whole state of the run in memory; empty: there is none. Reads manifests and sizes.
 std::optional<Entry> newest_in_memory(const std::filesystem::path& run, int host = kNoKeeper);
 
-// Writes that state into the folder of the run's checkpoints, if it is further than they are. Returns the checkpoint;
-// empty: there is none. SystemError, also if a saver still writes there after some seconds.
+// The batch of the newest state that a host has a part of, or all; 0: there is none.
+std::int64_t newest_batch_in_memory(const std::filesystem::path& run, int host);
+
+// Writes the newest whole state, or one of which this host has all parts, into the folder of the run's checkpoints, if
+// it is further than they are. Returns the checkpoint; empty: there is none. SystemError, also if a saver still writes
+// there after some seconds; DataError.
 std::optional<std::filesystem::path> save_newest_in_memory(const std::filesystem::path& run,
                                                            const std::filesystem::path& storage, int host = kNoKeeper);
 
