@@ -375,7 +375,7 @@ void RankSession::open_folder() {
   } else if (launcher_->plane()) {
     const LaunchOrders& orders = launcher_->plane()->orders();
     open_launched_folder(control(), orders, files);
-    const ResumePoint point = open_launched_memory(control(), *identity_, experiment(), orders, files.memory);
+    const ResumePoint point = open_launched_memory(control(), *identity_, experiment(), orders, files.memory, log_);
     files.resume_from = point.path;
     if (identity_->is_rank_0() && files.memory.kept) {
       if (!point.exists()) put_metrics_aside(files.folder);

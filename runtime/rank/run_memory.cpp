@@ -147,7 +147,8 @@ void remove_memory(const RunMemory& memory, const comm::World& world) {
 }
 
 ResumePoint open_launched_memory(comm::ControlPlane& control, const RankIdentity& identity,
-                                 const config::Experiment& experiment, const LaunchOrders& orders, RunMemory& memory) {
+                                 const config::Experiment& experiment, const LaunchOrders& orders, RunMemory& memory,
+                                 const Logger& log) {
   const RunFolder folder{orders.run_dir};
   memory.kept = orders.keeps_states && !identity.options.evaluates;
   memory.host = orders.host_of(identity.world().rank);
@@ -158,6 +159,8 @@ ResumePoint open_launched_memory(comm::ControlPlane& control, const RankIdentity
     memory.last = orders.lineage;
     memory.begins_with = checkpoints::choose_state(hosts, memory.last, identity.world().size);
     if (memory.begins_with && memory.begins_with->step < orders.resume_step) memory.begins_with.reset();
+    if (memory.begins_with) point.step = memory.begins_with->step;
+    tell_of_lost_state(checkpoints::lost_state(hosts, memory.last, memory.begins_with), point, log);
     begin_attempt(memory);
   }
   open_memory(control, identity, experiment, folder, memory);

@@ -18,8 +18,7 @@ std::vector<checkpoints::HostStates> look_at_hosts(comm::ControlPlane& control, 
                                                    const config::Experiment& experiment, RunMemory& memory);
 
 // Rank 0: finds where the run goes on, in memory or on the disk, before the plan is written anew. Warns if the furthest
-// state in memory is lost. SystemError,
-// ConfigError as find_resume_point().
+// state in memory is lost. SystemError, ConfigError as find_resume_point().
 ResumePoint choose_resume_point(const RunFolder& folder, const std::vector<checkpoints::HostStates>& hosts,
                                 const RankIdentity& identity, RunMemory& memory, const Logger& log);
 // Rank 0: the run begins anew.
@@ -30,9 +29,10 @@ void open_memory(comm::ControlPlane& control, const RankIdentity& identity, cons
                  const RunFolder& folder, RunMemory& memory);
 
 // For ranks that mpirun or srun has started: finds where the run goes on, in memory or where the launcher says, and
-// makes the folder of each host if the launcher wants states in memory.
+// makes the folder of each host if the launcher wants states in memory. Warns as choose_resume_point().
 ResumePoint open_launched_memory(comm::ControlPlane& control, const RankIdentity& identity,
-                                 const config::Experiment& experiment, const LaunchOrders& orders, RunMemory& memory);
+                                 const config::Experiment& experiment, const LaunchOrders& orders, RunMemory& memory,
+                                 const Logger& log);
 
 // Removes the folder of this host. Called on all ranks.
 void remove_memory(const RunMemory& memory, const comm::World& world);
