@@ -39,14 +39,21 @@ pid_t daemon_above() {
   return is_orted(parent) ? parent : is_orted(above) ? above : 0;
 }
 
-// Ends Open MPI's daemon `orted` if it has started this process: first by SIGTERM, a moment later by SIGKILL. Does
-// nothing where mpirun itself has, on its own host.
+// Ends Open MPI's daemon `orted` if it has started this process: first by SIGTERM, a moment later by SIGKILL. The first
+// ends this process, too, so another one sends the second. Does nothing where mpirun itself has started this process,
+// on its own host.
 void end_daemon_above() {
   const pid_t daemon = daemon_above();
   if (daemon == 0) return;
+  if (::fork() == 0) {  // only calls that are safe in a signal handler
+    ::setsid();         // the daemon kills the group of each rank
+    const timespec grace{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(kGraceOfDaemon).count()};
+    ::nanosleep(&grace, nullptr);
+    ::kill(daemon, SIGKILL);
+    ::_exit(0);
+  }
   ::kill(daemon, SIGTERM);
   std::this_thread::sleep_for(kGraceOfDaemon);
-  if (daemon_above() == daemon) ::kill(daemon, SIGKILL);
 }
 
 }  // namespace

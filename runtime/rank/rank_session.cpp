@@ -326,7 +326,14 @@ void RankSession::on_launcher_end() {
 
 void RankSession::on_rank_failure(const comm::RankFailure& failure) {
   const bool has_mpi = membership_->mpi() != nullptr;
-  if (has_mpi && failure.departure == comm::Departure::kSilent) return deadlines_->after_host_silence(failure.cause);
+  if (has_mpi && failure.departure == comm::Departure::kSilent) {
+    // The launcher would hear only that this rank is gone.
+    if (launcher_) {
+      launcher_->link().send(to_json(
+          ErrorMessage{.primary = false, .departure = failure.departure, .rank = failure.rank, .step = failure.step}));
+    }
+    return deadlines_->after_host_silence(failure.cause);
+  }
   if (has_mpi && identity_->is_rank_0() && !identity_->environment.is_launched()) {
     failure_report_->report_before_mpirun_kills(failure);
   }

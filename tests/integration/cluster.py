@@ -205,7 +205,8 @@ class Failing(ClusterTest):
 class InMemory(ClusterTest):
     """No checkpoint is on the disk when ranks are killed: the run goes on from the memory of its hosts."""
     SETS = ["searcher.max_length.batches=300", "scheduling_unit=5", "resources.slots_per_trial=2", "data.samples=2048",
-            "hyperparameters.global_batch_size=512", "recovery.interval=1", "min_checkpoint_period.batches=1000000"]
+            "hyperparameters.global_batch_size=512", "recovery.interval=1", "min_checkpoint_period.batches=1000000",
+            "optimizations.sharded_optimizer=false"]
 
     def tearDown(self):
         for host in "ab":

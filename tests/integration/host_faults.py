@@ -3,11 +3,12 @@ alone), by ssh (the same command on each host), by MPI (`dtrain launch` with lau
 Runs inside `two_hosts.sh with unshaped`; prints a table, and exits with 1 if a run has neither gone on with the bits of the
 undisturbed one nor ended with a cause that it names.
 
-    host_faults.py BIN_FOLDER [--beds pods,ssh,mpi,torchrun] [--faults rank,ranks,twice,keeper,host,link] [--cut 30] [--off 8]
-                   [--set KEY=VALUE]...
+    host_faults.py BIN_FOLDER [--beds pods,ssh,mpi,torchrun] [--faults rank,ranks,twice,keeper,mpirun,monitor,host,link]
+                   [--cut 30] [--off 8] [--set KEY=VALUE]...
 
 The faults: a rank of the second host, all ranks there, a rank there and one of the first host while the run recovers from that,
-the keeper of the second host, the host, the link. --set: settings of the runs besides their own. --cut: seconds without the link. --off: seconds until a host that lost its power is there again. What Kubernetes or a user
+the keeper of the second host (by MPI its orted), mpirun on the first one, the monitor of the second host, the host with
+its memory, the link. --set: settings of the runs besides their own. --cut: seconds without the link. --off: seconds until a host that lost its power is there again. What Kubernetes or a user
 would start again on the second host, this does, too: after the end of its keeper, and when its power is back.
 """
 import argparse
@@ -40,6 +41,7 @@ NOTICED = re.compile(r"is lost|attempt \d+ failed|was killed by|stopped because|
 class Bed:
     """A way of starting a run. `start` begins the host's part; `keeper` is what starts ranks there."""
     keeper, rank = "dtrain", "synthetic"
+    faults = "rank,keeper,host,link"
 
     def __init__(self, work):
         self.work, self.outputs, self.processes = work, {}, []
@@ -111,6 +113,7 @@ class Ssh(Bed):
 class Mpi(Bed):
     """One rank a host: ranks that poll for MPI take the cores from each other where there are fewer cores than ranks."""
     keeper = "orted"
+    faults = "rank,mpirun,keeper,monitor,host,link"
 
     def start(self, host):
         if host == "b":
@@ -208,18 +211,27 @@ class Fault:
         time.sleep(random.uniform(0, 1))
         on_host("a", "kill", "-KILL", *map(str, pids("a", self.bed.rank)[:1]))
 
+    def mpirun(self):
+        on_host("a", "pkill", "-KILL", "-x", "mpirun")
+        self.at = self.back = time.time()
+
+    def monitor(self):
+        on_host("b", "pkill", "-KILL", "-x", "dtrain-agent")
+        self.at = self.back = time.time()
+
     def keeper(self):
         on_host("b", "kill", "-KILL", *map(str, pids("b", self.bed.keeper)))
-        self.at = time.time()
+        self.at = self.back = time.time()
         self.noticed_within(1)
         if self.bed.started_again():
             self.bed.start("b")
-        self.back = time.time()
+            self.back = time.time()
 
     def host(self):
         subprocess.run([BED, "cut", HOSTS], check=True)
         self.at = time.time()
         kill_all("b")
+        on_host("b", "find", "/dev/shm", "-mindepth", "1", "-delete")
         self.noticed_within(self.options.off)
         subprocess.run([BED, "mend", HOSTS], check=True)
         if self.bed.started_again():
@@ -311,7 +323,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bin_folder")
     parser.add_argument("--beds", default="pods,ssh,mpi,torchrun")
-    parser.add_argument("--faults", default="rank,keeper,host,link")
+    parser.add_argument("--faults", help="for each bed its own, if they are not given")
     parser.add_argument("--cut", type=float, default=30)
     parser.add_argument("--off", type=float, default=8)
     parser.add_argument("--set", action="append", default=[], dest="sets")
@@ -330,7 +342,7 @@ def main():
         names = {host: hosts_file(host).read_text() for host in "ab"}
         try:
             whole = undisturbed(beds[name], work)
-            for kind in options.faults.split(","):
+            for kind in (options.faults or beds[name].faults).split(","):
                 row = disturbed(beds[name], kind, work, options, whole)
                 bad += not row["good"]
                 print(f"| {name} | {kind} | {text_of(row['noticed'])} | {text_of(row['back'])} | {text_of(row['on'])} | "

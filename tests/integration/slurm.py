@@ -312,7 +312,7 @@ class InAllocation(SlurmTest):
         started = [event for event in Result(0, "", run_dir).events("rank_started") if event["rank"] == 1]
         os.kill(process_started_at(started[-1]["start_ticks"]), signal.SIGKILL)
         result = self.finish(process, run_dir).expect(0)
-        self.assertRegex(result.output, r"attempt 1 failed: rank 1 on \S+ was killed by signal 9")
+        self.assertRegex(result.output, r"attempt 1 failed: rank [01] on \S+ was killed by signal 9")
         self.assertTrue(all("/dev/shm/" in event["path"] for event in result.events("resumed")), result.events("resumed"))
         self.assertEqual(len(result.events("resumed")), 1)
         print(f"  batches again {[event['batches_again'] for event in result.events('recovered')]}", flush=True)

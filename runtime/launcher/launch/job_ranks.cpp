@@ -136,8 +136,9 @@ Failure why(const PlacedLaunch& placed, const JobEnd& end, const JobWords& words
   if (end.error && end.error->departure == comm::Departure::kSilent) {
     return lost_host(placed, host_of(placed, rank), rank, "it has not answered for some seconds");
   }
-  if (!words.lost_host.empty() && (rank < 0 || host_of(placed, rank) == words.lost_host)) {
-    return lost_host(placed, words.lost_host, rank, "its ranks and " + name + "'s daemon there are gone");
+  const bool by_signal = words.first && words.first->signal != 0 && words.first->rank == rank;
+  if (!words.lost_host.empty() && (!by_signal || host_of(placed, rank) == words.lost_host)) {
+    return lost_host(placed, words.lost_host, rank, name + "'s daemon there is gone");
   }
   if (words.first) return ended(placed, *words.first, end.joined > 0);
   if (end.error) {

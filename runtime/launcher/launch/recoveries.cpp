@@ -106,9 +106,10 @@ void Recoveries::recover_from(const Failure& failure) {
 
 void Recoveries::tell() {
   const Pending& failed = *pending_;
-  if (!one_host_) times_ = analysis::BatchTimes({}, 0);  // other hosts have clocks of their own
-  const auto watched = times_.watched();
-  const auto first = times_.first();
+  const analysis::BatchTimes unknown({}, 0);  // other hosts have clocks of their own
+  const analysis::BatchTimes& times = one_host_ ? times_ : unknown;
+  const auto watched = times.watched();
+  const auto first = times.first();
   const auto time_of = [](std::int64_t ns) { return std::optional(Nanoseconds(ns)); };
   const std::optional<Nanoseconds> before = failed.last_batch ? time_of(*failed.last_batch) : std::nullopt;
   const std::optional<Nanoseconds> resumed = first ? time_of(first->start_ns) : std::nullopt;
