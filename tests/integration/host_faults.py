@@ -207,9 +207,12 @@ class Fault:
     def twice(self):
         before = pids("a", self.bed.rank)
         self.rank()
-        wait_for(lambda: set(pids("a", self.bed.rank)) - set(before), 30)
+
+        def new():  # ranks, not the process that waits to become one
+            return sorted(set(pids("a", self.bed.rank)) - set(before))
+        wait_for(new, 30)
         time.sleep(random.uniform(0, 1))
-        on_host("a", "kill", "-KILL", *map(str, pids("a", self.bed.rank)[:1]))
+        on_host("a", "kill", "-KILL", *map(str, new()[:1]))
 
     def mpirun(self):
         on_host("a", "pkill", "-KILL", "-x", "mpirun")

@@ -63,19 +63,28 @@ def manifests():
 class Pod:
     """`dtrain launch` or `dtrain run` on one of the hosts, in the background."""
 
-    def __init__(self, host, rank, bin_folder, volume, command, ranks_here=2, variables=()):
-        pet = {"PET_NNODES": 2, "PET_NODE_RANK": rank, "PET_MASTER_ADDR": MASTER, "PET_MASTER_PORT": 29400}
+    def __init__(self, host, rank, bin_folder, volume, command, ranks_here=2, variables=(), hosts=2):
+        pet = {"PET_NNODES": hosts, "PET_NODE_RANK": rank, "PET_MASTER_ADDR": MASTER, "PET_MASTER_PORT": 29400}
         if ranks_here:
             pet["PET_NPROC_PER_NODE"] = ranks_here
         plain = {"PATH": f"{bin_folder}:/usr/local/bin:/usr/bin:/bin", "HOME": "/", "OMP_NUM_THREADS": "1",
                  "DTRAIN_CALIBRATION": "false", **{name: str(value) for name, value in pet.items()}, **dict(variables)}
         settings = [f"{name}={value}" for name, value in plain.items()]
         self.output_file = open(volume / f"pod-{host}-{time.monotonic_ns()}.out", "w+")
+        # A third pod is beside the second one, and as far from it as another host: ranks see neither its processes nor its
+        # shared memory.
+        apart = [] if host in "ab" else ["unshare", "--uts", "--ipc", "--pid", "--mount-proc", "--fork",
+                                         "bash", "-c", f'hostname node{host}; exec "$@"', self.mark_of(host)]
         self.process = subprocess.Popen(
-            [BED, "run", HOSTS, host, "env", "-i", *settings, "unshare", "--mount", "--propagation", "private",
-             "bash", "-ec", POD, "pod", str(volume), str(SOURCE), *command],
+            [BED, "run", HOSTS, host if host in "ab" else "b", "env", "-i", *settings, *apart, "unshare", "--mount",
+             "--propagation", "private", "bash", "-ec", POD, "pod", str(volume), str(SOURCE), *command],
             stdin=subprocess.DEVNULL, stdout=self.output_file, stderr=subprocess.STDOUT)
         self.host = host
+
+    @staticmethod
+    def mark_of(host):
+        """In the command line of a third pod's first process."""
+        return f"dtrain-pod-{host}"
 
     def output(self):
         return Path(self.output_file.name).read_text(errors="replace")
@@ -102,12 +111,20 @@ class PodsTest(unittest.TestCase):
     def tearDown(self):
         for pod in self.pods:
             if not pod.has_ended():
-                on_host(pod.host, "pkill", "-KILL", "-u", str(USER))
+                self.kill_pod(pod)
                 pod.process.wait(DEADLINE)
         for host in "ab":
             self.resolve(host, False)
             wait_until(lambda host=host: self.left_running(host) == [], f"the end of every process on host {host}")
         self.work.remove()
+
+    def kill_pod(self, pod):
+        """With all of its processes, and its /dev/shm. With the second pod the third one ends."""
+        if pod.host in "ab":
+            on_host(pod.host, "pkill", "-KILL", "-u", str(USER))
+        else:
+            for parent in on_host("b", "pgrep", "-f", f"^unshare .*{Pod.mark_of(pod.host)}").split():
+                on_host("b", "pkill", "-KILL", "-P", parent)  # the first process of the pod's own process namespace
 
     def left_running(self, host):
         lines = on_host(host, "ps", "-u", str(USER), "-o", "stat=,args=").splitlines()
@@ -120,7 +137,7 @@ class PodsTest(unittest.TestCase):
             file.write(self.names[host] + (f"10.71.1.1 {MASTER}\n" if does else ""))
 
     def start(self, host, command, **more):
-        pod = Pod(host, "ab".index(host), self.build.bin, self.work.path, command, **more)
+        pod = Pod(host, "abc".index(host), self.build.bin, self.work.path, command, **more)
         self.pods.append(pod)
         return pod
 
@@ -504,6 +521,67 @@ class InMemory(PodsTest):
         self.pods.remove(pods["b"])
         pods["b"] = self.start("b", self.command)
         self.check(pods, kills=1, most_again=self.BATCHES // 2)
+
+
+class Copies(PodsTest):
+    """Three hosts, whose ranks have divided the optimizer's state: each host's part is on the next one, too."""
+    BATCHES = 900
+    SETS = [f"searcher.max_length.batches={BATCHES}", "scheduling_unit=5", "resources.slots_per_trial=3", "data.samples=2048",
+            "hyperparameters.global_batch_size=384", "optimizations.sharded_optimizer=true", "recovery.interval=0.5",
+            "min_checkpoint_period.batches=1000000"]
+
+    def run_three(self, run_dir, hosts="cba"):
+        for host in "ab":
+            self.resolve(host)
+        command = self.launch(SYNTHETIC, run_dir, *overrides(self.SETS))
+        return [self.start(host, command, ranks_here=1, hosts=3) for host in hosts]
+
+    def events(self, name):
+        file = self.run_dir / "events.jsonl"
+        return Result(0, "", self.run_dir).events(name) if file.is_file() else []
+
+    def state_is_settled(self, after):
+        """Waits until the attempt that began then has put a state into memory, with its copies."""
+        def is_settled():
+            try:
+                told = json.loads((self.run_dir / "plan.json").read_text()).get("states_in_memory", {})
+            except (OSError, ValueError):
+                return False
+            return len(self.events("attempt_started")) > after and "copied_s" in told
+        wait_until(lambda: is_settled() or any(pod.has_ended() for pod in self.pods), "a state with its copies")
+        self.assertFalse(any(pod.has_ended() for pod in self.pods), "\n".join(pod.output() for pod in self.pods))
+
+    def lose(self, hosts):
+        for pod in [pod for pod in self.pods if pod.host in hosts]:
+            self.kill_pod(pod)
+            pod.wait()
+            self.pods.remove(pod)
+
+    def test_a_lost_host_gets_its_part_from_its_neighbour(self):
+        self.run_dir = self.work.new_run()
+        self.run_three(self.run_dir)
+        self.state_is_settled(after=0)
+        plan = json.loads((self.run_dir / "plan.json").read_text())["states_in_memory"]
+        self.assertEqual(plan["copies"], 1)
+        self.assertGreater(plan["copied_bytes"], 0)
+        self.lose("c")
+        self.run_three(self.run_dir, "c")
+        self.state_is_settled(after=1)
+        self.lose("bc")  # what belongs to rank 1 was on both, and on no other
+        self.run_three(self.run_dir, "bc")
+        self.expect(self.pods, 0)
+        (resumed,) = self.events("resumed")
+        self.assertIn("/dev/shm/", resumed["path"])
+        self.assertGreater(resumed["step"], 0)
+        self.assertEqual(len(self.events("attempt_failed")), 2)
+        said = "".join(path.read_text() for path in [*(self.run_dir / "logs").iterdir(), *self.work.path.glob("pod-a-*.out")]
+                       if path.is_file())
+        self.assertRegex(said, r"the state of batch \d+ in memory is lost: no host has what belongs to rank 1 .* the run goes on from "
+                               r"its beginning")
+        run_dir = self.work.new_run()
+        self.pods.clear()
+        self.expect(self.run_three(run_dir), 0)
+        self.assertEqual(Result(0, "", self.run_dir).weights_file.read_bytes(), Result(0, "", run_dir).weights_file.read_bytes())
 
 
 class Changing(PodsTest):
