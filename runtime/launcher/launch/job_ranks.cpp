@@ -83,7 +83,7 @@ constexpr std::size_t kFailureLines = 15;
 // mpirun still passes on what they have printed.
 constexpr Patience kPatienceWithEnded{std::chrono::milliseconds(100), std::chrono::seconds(5)};
 // mpirun would wait for its daemon there.
-constexpr Patience kPatienceWithoutHost{std::chrono::milliseconds(100), std::chrono::milliseconds(600)};
+constexpr Patience kPatienceOfJobWithoutHost{std::chrono::milliseconds(100), std::chrono::milliseconds(600)};
 constexpr std::chrono::seconds kRanksFollow{8};  // they end once their mpirun is gone
 
 constexpr const char* kWhoKills =
@@ -353,7 +353,7 @@ void JobRanks::judge_ends() {
     left += !ended_ranks_.contains(rank.rank) && !plane_.finished(rank.rank) && rank.host != silent_host;
   }
   if (left == 0) {
-    if (!std::exchange(all_ended_, true)) end_within(is_silent ? kPatienceWithoutHost : kPatienceWithEnded);
+    if (!std::exchange(all_ended_, true)) end_within(is_silent ? kPatienceOfJobWithoutHost : kPatienceWithEnded);
   } else if (!hangs_since_) {
     end_within(all_joined() ? kPatienceWithRank : kPatienceWithStartingRank);
   }
