@@ -103,8 +103,7 @@ class RunTests(unittest.TestCase):
         self.assertNotIn("unstable", text)
 
     def test_more_than_two_failures_are_not_run_again(self):
-        with tempfile.TemporaryDirectory() as folder:
-            code, text = self.run_tests({f"bad{n}": (["false"], "") for n in range(3)})
+        code, text = self.run_tests({f"bad{n}": (["false"], "") for n in range(3)})
         self.assertEqual(code, 8, text)
         self.assertNotIn("once more", text)
 

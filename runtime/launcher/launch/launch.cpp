@@ -31,7 +31,6 @@
 #include "launch/attempts.h"
 #include "launch/followers.h"
 #include "launch/launch_task.h"
-#include "launch/node_ranks.h"
 #include "launch/run_texts.h"
 #include "launch/slurm_submit.h"
 #include "plan/launch_plan.h"

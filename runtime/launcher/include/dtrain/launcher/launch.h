@@ -10,6 +10,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/log.h"
 #include "dtrain/config/experiment.h"
+#include "dtrain/rank/environment.h"
 #include "dtrain/rank/mock.h"
 #include "dtrain/scheduler/cluster_agents.h"
 
@@ -44,6 +45,12 @@ int ranks_of_pods();
 // Returns the exit code: 0 done, 1 the run failed, 75 stopped by SIGTERM with a durable checkpoint, 130 interrupted.
 // ConfigError (exit code 2) before any rank starts.
 ExitCode launch(const LaunchRequest& request);
+
+// launch() on one of several hosts, each of which has such a process (`node`). Keeps this host's ranks until the run
+// has ended: starts them, and starts them again together with those of the other hosts after a failure that may pass,
+// from the run's newest checkpoint. Returns the exit code, as launch() does. ConfigError before any rank starts.
+// CommError: the other hosts are not there.
+ExitCode launch_node(const LaunchRequest& request, const rank::NodeEnvironment& node, const rank::Variables& variables);
 
 // The files that an experiment file names.
 

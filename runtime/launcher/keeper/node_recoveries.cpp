@@ -1,4 +1,4 @@
-#include "launch/node_recoveries.h"
+#include "keeper/node_recoveries.h"
 
 #include <algorithm>
 #include <cstdio>

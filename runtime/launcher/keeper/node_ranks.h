@@ -22,10 +22,10 @@
 #include "dtrain/rank/keepers.h"
 #include "dtrain/rank/stop_requests.h"
 #include "dtrain/rank/trainer_status.h"
+#include "keeper/node_recoveries.h"
 #include "launch/attempts.h"
 #include "launch/hang_watch.h"
 #include "launch/hanging_ranks.h"
-#include "launch/node_recoveries.h"
 #include "launch/rank_process.h"
 
 namespace dtrain::launcher {
@@ -126,10 +126,5 @@ class NodeRanks {
   std::optional<std::chrono::steady_clock::time_point> failed_at_;
   std::optional<std::chrono::steady_clock::time_point> interrupted_at_;
 };
-
-// Keeps this host's ranks until the run has ended: starts them, and starts them again together with those of the other
-// hosts after a failure that may pass, from the run's newest checkpoint. Returns the exit code, as launch() does.
-// ConfigError before any rank starts. CommError: the other hosts are not there.
-ExitCode launch_node(const LaunchRequest& request, const rank::NodeEnvironment& node, const rank::Variables& variables);
 
 }  // namespace dtrain::launcher

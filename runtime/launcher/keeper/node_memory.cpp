@@ -1,4 +1,4 @@
-#include "launch/node_memory.h"
+#include "keeper/node_memory.h"
 
 #include <cstdio>
 

@@ -13,8 +13,8 @@
 #include "dtrain/base/json.h"
 #include "dtrain/rank/environment.h"
 #include "dtrain/rank/keepers.h"
-#include "launch/node_ranks.h"
-#include "launch/run_kept.h"
+#include "keeper/node_ranks.h"
+#include "keeper/run_kept.h"
 
 namespace dtrain::launcher {
 

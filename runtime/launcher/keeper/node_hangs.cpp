@@ -2,7 +2,7 @@
 #include <chrono>
 #include <thread>
 
-#include "launch/node_ranks.h"
+#include "keeper/node_ranks.h"
 
 namespace dtrain::launcher {
 namespace {

@@ -1,4 +1,4 @@
-#include "launch/node_hosts.h"
+#include "keeper/node_hosts.h"
 
 #include <algorithm>
 #include <cstdio>

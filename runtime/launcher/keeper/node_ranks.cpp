@@ -1,4 +1,4 @@
-#include "launch/node_ranks.h"
+#include "keeper/node_ranks.h"
 
 #include <algorithm>
 #include <chrono>

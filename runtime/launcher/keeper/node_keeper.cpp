@@ -18,10 +18,10 @@
 #include "dtrain/rank/run_folder.h"
 #include "dtrain/rank/screen.h"
 #include "entrypoint.h"
-#include "launch/node_hosts.h"
-#include "launch/node_memory.h"
-#include "launch/node_ranks.h"
-#include "launch/run_kept.h"
+#include "keeper/node_hosts.h"
+#include "keeper/node_memory.h"
+#include "keeper/node_ranks.h"
+#include "keeper/run_kept.h"
 
 namespace dtrain::launcher {
 namespace {
