@@ -42,7 +42,7 @@ void check_request(const LaunchRequest& request) {
   if (request.json) refuse("--json", "leave it out");
 }
 
-std::string text_of(const NodePlan& plan, const rank::NodeEnvironment& node) {
+std::string plan_text(const NodePlan& plan, const rank::NodeEnvironment& node) {
   const std::string master = "rank 0      " + node.master.name + ":" + std::to_string(node.master.port) + "\n";
   const std::string threads = count_of(plan.threads, "thread") + " each\n";
   if (node.may_change()) {
@@ -359,13 +359,13 @@ ExitCode launch_node(const LaunchRequest& request, const rank::NodeEnvironment& 
     for (const auto* words : {&plan.command, &plan.arguments}) {
       for (const std::string& word : *words) shown.push_back(config::shown_override(word));
     }
-    rank::print(text_of(plan, kept) + "command     " + join(shown, " ") + "\n");
+    rank::print(plan_text(plan, kept) + "command     " + join(shown, " ") + "\n");
     return ExitCode::kDone;
   }
   if (const std::string warning = script_warning(plan.command); !warning.empty()) {
     std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str());
   }
-  rank::print(text_of(plan, kept));
+  rank::print(plan_text(plan, kept));
   // The weights of a mock run mean nothing, so it cannot go on.
   return Keeper(plan, kept, variables, /*restarts=*/!request.mock.any()).run();
 }
