@@ -337,11 +337,11 @@ class Queue(Elastic):
         folder.mkdir()
         file = write_experiment(folder / "experiment.yaml", **sections(folder=folder, slots=2, model="plain",
                                                                        resources={"elastic": {"min": 1}}))
-        pods = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1",
+        pods = {"PET_NNODES": "1:2", "PET_NODE_RANK": "0", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1",
                 "PET_MASTER_PORT": "29400"}
         launch, program = [BUILD.program("dtrain"), "launch", file], [BUILD.program("virtual_trial"), file]
         for command, variables, why in ((launch, {}, "has no effect with resources.cores_per_slot: auto"),
-                                        (launch, pods, "is for `dtrain launch` on one host"), (program, {}, "is for `dtrain launch`")):
+                                        (launch, pods, "PET_NNODES=1:2 says already how many hosts may train"), (program, {}, "is for `dtrain launch`")):
             with self.subTest(why=why):
                 result = run([*map(str, command)], folder, **variables).expect(2)
                 self.assertRegex(result.output, f"{file}:[0-9]+: resources.elastic: {why}")
