@@ -94,7 +94,7 @@ class PlainGradients final : public LogicalGradients, private GradientStrategy {
   std::optional<at::Tensor> update(const Update& /*update*/) override {
     throw Error("the sums of logical ranks are updated by another strategy");
   }
-  // Parts that are no all-reduce are exchanged together, through memory of their own.
+  // Parts that are no all-reduce are exchanged behind backward, through memory that all buckets share.
   bool overlaps() const { return exchange_.is_all_reduce() && parts_.run.world.size > 1; }
 
   const LogicalGradientParts parts_;
